@@ -1,0 +1,1 @@
+"""The control plane: which instance, which shadow job, in which order."""

@@ -1,0 +1,1 @@
+"""PD-Shadow: keep the next model warm on a prefill/decode-disaggregated cluster."""

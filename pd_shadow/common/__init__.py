@@ -1,0 +1,1 @@
+"""What every process shares: strict configuration, structured logs, reason labels."""

@@ -1,0 +1,1 @@
+"""Sans-I/O policies, shared by the controller, the engines and the simulator."""

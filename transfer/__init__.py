@@ -1,0 +1,1 @@
+"""KV movement: chunk plans, link gate, transfer ledger."""
