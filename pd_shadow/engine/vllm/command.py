@@ -1,0 +1,129 @@
+"""The command line and environment of one stock vLLM server: prefill, decode or colocated."""
+
+import enum
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from pd_shadow.common.config import Config
+from pd_shadow.engine.vllm import cpu_rig
+
+
+class EngineRole(enum.StrEnum):
+    """What the server does with a call; the same words as in the controller's static discovery."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
+KV_ROLES: Mapping[EngineRole, str] = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
+
+
+class EngineCommand(Config):
+    """One server. Lengths are in tokens, the KV pool in blocks."""
+
+    model_dir: Path
+    served_name: str = Field(min_length=1)
+    role: EngineRole
+    host: str = "127.0.0.1"
+    port: int = Field(ge=1, le=65535)
+    side_channel_port: int | None = Field(default=None, ge=1, le=65535)
+    """NIXL's handshake port; needed by every role but colocated."""
+    block_size: int = Field(default=128, ge=32, multiple_of=32)
+    """vLLM's CPU attention takes multiples of 32 only."""
+    num_gpu_blocks: int = Field(default=1024, ge=1)
+    """Size of the KV pool (vLLM calls it GPU blocks on every platform)."""
+    max_model_len: int = Field(default=16384, ge=1)
+    max_num_batched_tokens: int = Field(default=1024, ge=1)
+    """Bounds one iteration, so what a normal call can meet in front of it on P."""
+    max_num_seqs: int = Field(default=32, ge=1)
+    kv_lease_seconds: int = Field(default=10, ge=1)
+    """How long P keeps handed-out blocks pinned for a D that never comes."""
+    cpu_rig: bool = True
+    """Several engines share few cores: quiet their spinning threads, one compute thread each, no core pinning."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "EngineCommand":
+        if self.role is not EngineRole.COLOCATED and self.side_channel_port is None:
+            raise ValueError(f"side_channel_port: a {self.role} server needs one for NIXL's handshake")
+        if self.num_gpu_blocks * self.block_size < self.max_model_len:
+            raise ValueError(
+                f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens do not hold one context of "
+                f"max_model_len={self.max_model_len}; vLLM would refuse to start"
+            )
+        return self
+
+    @property
+    def url(self) -> str:
+        """Base URL of the OpenAI-compatible server."""
+        return f"http://{self.host}:{self.port}"
+
+    def argv(self) -> list[str]:
+        """The command, run with this very interpreter.
+
+        The `vllm` console script cannot be used: it looks up a distribution named vllm, and the CPU build has another
+        name.
+        """
+        arguments = [
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(self.model_dir),
+            "--served-model-name", self.served_name,
+            "--host", self.host,
+            "--port", str(self.port),
+            "--dtype", "float32",
+            "--seed", "0",
+            "--block-size", str(self.block_size),
+            "--num-gpu-blocks-override", str(self.num_gpu_blocks),
+            "--max-model-len", str(self.max_model_len),
+            "--max-num-batched-tokens", str(self.max_num_batched_tokens),
+            "--max-num-seqs", str(self.max_num_seqs),
+            "--scheduling-policy", "priority",
+            "--enable-prefix-caching",
+            "--enable-prompt-tokens-details",
+            "--enforce-eager",
+            "--disable-uvicorn-access-log",
+        ]  # fmt: skip
+        transfer = self._kv_transfer()
+        if transfer is not None:
+            arguments += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
+        return arguments
+
+    def env(self) -> dict[str, str]:
+        """Environment variables to add to the caller's."""
+        variables = {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "PYTHONHASHSEED": "0",
+            "TOKENIZERS_PARALLELISM": "false",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_DO_NOT_TRACK": "1",
+            # Reserved in whole GiB and then cut to num_gpu_blocks.
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        }
+        if self.side_channel_port is not None:
+            variables["VLLM_NIXL_SIDE_CHANNEL_HOST"] = self.host
+            variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self.side_channel_port)
+        if self.cpu_rig:
+            variables |= {
+                cpu_rig.ENVIRONMENT: "1",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            }
+        return variables
+
+    def _kv_transfer(self) -> dict[str, object] | None:
+        kv_role = KV_ROLES.get(self.role)
+        if kv_role is None:
+            return None
+        return {
+            "kv_connector": "NixlConnector",
+            "kv_role": kv_role,
+            "kv_buffer_device": "cpu",
+            # A D that cannot fetch computes the prompt itself instead of failing the call.
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"kv_lease_duration": self.kv_lease_seconds},
+        }
