@@ -292,6 +292,8 @@ class _RecomputeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Recom
     """D had the parameters, but its own counters show that it computed the prompt."""
     RECOMPUTE_REASON_NO_PREFILL_INSTANCE: _RecomputeReason.ValueType  # 4
     """No P instance of the model is ready."""
+    RECOMPUTE_REASON_NOT_TRANSFERABLE: _RecomputeReason.ValueType  # 5
+    """The request's KV cannot be handed off: several prompts or choices, beam search, or prompt log-probabilities."""
 
 class RecomputeReason(_RecomputeReason, metaclass=_RecomputeReasonEnumTypeWrapper):
     """Why D computed a prompt itself."""
@@ -305,6 +307,8 @@ RECOMPUTE_REASON_TRANSFER_FAILED: RecomputeReason.ValueType  # 3
 """D had the parameters, but its own counters show that it computed the prompt."""
 RECOMPUTE_REASON_NO_PREFILL_INSTANCE: RecomputeReason.ValueType  # 4
 """No P instance of the model is ready."""
+RECOMPUTE_REASON_NOT_TRANSFERABLE: RecomputeReason.ValueType  # 5
+"""The request's KV cannot be handed off: several prompts or choices, beam search, or prompt log-probabilities."""
 Global___RecomputeReason: _TypeAlias = RecomputeReason  # noqa: Y015
 
 class _CallOutcome:
