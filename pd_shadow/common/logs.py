@@ -14,10 +14,7 @@ def configure(level: str = "info", log_format: LogFormat = "auto") -> None:
     """Set up structlog once per process; `auto` is console on a terminal and JSON elsewhere."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor
-    if console:
-        renderer = structlog.dev.ConsoleRenderer()
-    else:
-        renderer = structlog.processors.JSONRenderer()
+    renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

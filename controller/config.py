@@ -1,0 +1,113 @@
+"""The controller's configuration: one strict model for YAML and the command line."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from pd_shadow.common.config import Config
+from pd_shadow.common.logs import LogFormat
+from transfer.chunks import CHUNK_TOKENS
+
+
+def _host_port(value: str) -> str:
+    if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:/]*):\d{1,5}", value) or int(value.rsplit(":", 1)[1]) > 65535:
+        raise ValueError("expected HOST:PORT, such as 0.0.0.0:7070")
+    return value
+
+
+def _base_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected a base URL, such as http://10.0.0.7:8000")
+    return value.rstrip("/")
+
+
+HostPort = Annotated[str, AfterValidator(_host_port)]
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class StaticInstance(Config):
+    """One stock engine, named by hand."""
+
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    # The name clients use in `model`.
+    model: str = Field(min_length=1, max_length=256)
+    role: Literal["prefill", "decode"]
+    url: BaseUrl
+
+
+class DiscoveryConfig(Config):
+    """Where instances come from."""
+
+    static: tuple[StaticInstance, ...] = ()
+    # Time between two looks at an instance's /metrics.
+    poll_interval_seconds: Seconds = 0.25
+    # An instance that does not answer within this time has missed the look.
+    poll_timeout_seconds: Seconds = 5.0
+    # Misses in a row until an instance gets nothing new; a refused connection counts as all of them.
+    suspect_after_misses: int = Field(default=3, ge=1)
+    # Time without a sign of life until an instance is given up, with everything it held.
+    gone_after_seconds: Seconds = 10.0
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> DiscoveryConfig:
+        seen: set[str] = set()
+        for instance in self.static:
+            if instance.name in seen:
+                raise ValueError(f"static: two instances are named {instance.name!r}; names must be unique")
+            seen.add(instance.name)
+        return self
+
+
+class ShadowConfig(Config):
+    """Whether and what to shadow."""
+
+    enabled: bool = True
+    # The unit of a leg and of a push, in tokens of KV (paper section 3.5).
+    chunk_tokens: int = Field(default=CHUNK_TOKENS, ge=256, le=131_072)
+    # Models below this switch probability get no shadow; the paper's Predictive variant uses 0.25.
+    gate_probability: float = Field(default=0.0, ge=0.0, le=1.0)
+    # Shadow only this many of the likeliest other models; unset for all.
+    top_k: int | None = Field(default=None, ge=1)
+    # How long the legs of a chunk may take.
+    prefill_deadline_seconds: Seconds = 60.0
+    export_deadline_seconds: Seconds = 10.0
+    fetch_deadline_seconds: Seconds = 20.0
+    # Wait after a failed leg; doubles with every failure in a row, up to the maximum.
+    backoff_seconds: Seconds = 0.5
+    max_backoff_seconds: Seconds = 30.0
+
+
+class LimitsConfig(Config):
+    """Caps on what clients can make the controller hold."""
+
+    max_sessions: int = Field(default=100_000, ge=1)
+    session_idle_seconds: Seconds = 3600.0
+    max_calls_in_flight: int = Field(default=20_000, ge=1)
+    # A call that no gateway ended is given up after this time.
+    max_call_seconds: Seconds = 3600.0
+    max_streams: int = Field(default=1_000, ge=1)
+    # A gateway whose shadow stream broke may come back for this long before its calls are given up.
+    gateway_grace_seconds: Seconds = 10.0
+    events_kept: int = Field(default=2_000, ge=1)
+
+
+class ControllerConfig(Config):
+    """Everything `pd-shadow serve controller` can be told."""
+
+    # Address of the gRPC server.
+    listen: HostPort = "127.0.0.1:7070"
+    # Address of the Prometheus endpoint; unset for none.
+    metrics_listen: HostPort | None = None
+    discovery: DiscoveryConfig = DiscoveryConfig()
+    shadow: ShadowConfig = ShadowConfig()
+    limits: LimitsConfig = LimitsConfig()
+    # How long running RPCs may go on after SIGTERM.
+    grace_seconds: Annotated[float, Field(ge=0)] = 5.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = "auto"

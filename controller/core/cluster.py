@@ -1,0 +1,498 @@
+"""The controller as one object: decisions enter here with the time, and leave as return values or effects."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import NamedTuple
+
+from controller.config import ControllerConfig
+from controller.core.call import Call
+from controller.core.coverage import Coverage
+from controller.core.effects import DropSession, Effect, Event
+from controller.core.instance import Facts, Instance, LoadReport
+from controller.core.ledger import CallLedger, ShadowLedger
+from controller.core.placement import place_decode, place_prefill
+from controller.core.registry import Changes, Declared, Registry, describe_conflict
+from controller.core.rejection import RejectedError
+from controller.core.session import Binding, Digest, Session, SessionKey, Sessions
+from controller.core.shadow_job import ShadowJob
+from controller.core.shadow_jobs import ShadowJobs
+from pd_shadow.api.v1 import admin_pb2 as admin
+from pd_shadow.api.v1 import common_pb2 as common
+from pd_shadow.api.v1 import placement_pb2 as pb
+from pd_shadow.common.reasons import label
+from pd_shadow.policy import switch_prior
+
+
+class ShadowTarget(NamedTuple):
+    """A model the session should be warm on, and the engine that renders for it."""
+
+    model: str
+    probability: float
+    renderer: Instance
+
+
+class Begun(NamedTuple):
+    call: Call
+    shadow_targets: list[ShadowTarget]
+
+
+class CallEnd(NamedTuple):
+    """What a gateway says about a call that ended."""
+
+    outcome: common.CallOutcome.ValueType
+    handoff: common.Handoff.ValueType = common.HANDOFF_NONE
+    recompute_reason: common.RecomputeReason.ValueType = common.RECOMPUTE_REASON_UNSPECIFIED
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    common_prefix_tokens: int = 0
+
+
+class Warmth(NamedTuple):
+    """How warm one model is for one session; tokens, 0 to 1, seconds."""
+
+    model: str
+    prefill_tokens: int
+    decode_tokens: int
+    context_tokens: int
+    warm_fraction: float
+    estimated_prefill_seconds: float
+    switch_probability: float
+
+
+class Cluster:
+    """Sessions, instances, calls, shadow jobs and their ledgers.
+
+    Ids are counted, and carry `epoch`, a value that differs between controller lives, so that a call id of an earlier
+    life is unknown and never somebody else's.
+    """
+
+    def __init__(self, config: ControllerConfig, epoch: str) -> None:
+        self.config = config
+        self.registry = Registry(config.discovery)
+        self.sessions = Sessions(config.limits.max_sessions, config.limits.session_idle_seconds)
+        self.shadow_ledger = ShadowLedger()
+        self.call_ledger = CallLedger()
+        self.prior = switch_prior.SwitchPrior()
+        self.coverage = Coverage(self.registry, self.shadow_ledger)
+        self.jobs = ShadowJobs(config.shadow, self.coverage, self.call_ledger, self._emit, self._note_job)
+        self.calls: dict[str, Call] = {}
+        # Dispatchers: connected ones, and when the others left.
+        self._connected: set[str] = set()
+        self._left: dict[str, float] = {}
+        self._effects: list[Effect] = []
+        self._events: deque[Event] = deque(maxlen=config.limits.events_kept)
+        self._sequence = itertools.count(1)
+        self._call_ids = itertools.count(1)
+        self._epoch = epoch
+        self._now = 0.0
+        # Grows whenever an instance changes, so that watchers know.
+        self.generation = 0
+
+    # Effects and events.
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, in order; each effect is handed out once."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def events(self, after: int = 0) -> list[Event]:
+        return [event for event in self._events if event.sequence > after]
+
+    # Instances.
+
+    def declare(self, declared: Declared) -> None:
+        """Make an instance known; it takes calls once it was observed healthy."""
+        self.registry.declare(declared)
+        self.generation += 1
+
+    def observe(self, now: float, name: str, facts: Facts, load: LoadReport) -> Changes:
+        """A healthy look at an instance; raises RejectedError for an unknown name or a replaced incarnation."""
+        self._now = now
+        changes = self.registry.observe(now, name, facts, load)
+        if changes.refused is not None:
+            new, reason, partner = changes.refused
+            message = describe_conflict(new, reason, partner)
+            self._event(
+                admin.EVENT_KIND_INSTANCE_STATE, name, label(common.RejectionReason.DESCRIPTOR, reason), message
+            )
+        self._apply(changes)
+        return changes
+
+    def miss(self, now: float, name: str, *, refused: bool) -> Changes:
+        """A look at an instance that failed."""
+        self._now = now
+        changes = self.registry.miss(now, name, refused=refused)
+        self._apply(changes)
+        return changes
+
+    # Calls.
+
+    def begin_call(
+        self,
+        now: float,
+        gateway_id: str,
+        session_key: SessionKey | None,
+        model: str,
+        *,
+        task: str = "",
+        prompt_tokens: int = 0,
+        digests: tuple[Digest, ...] = (),
+    ) -> Begun:
+        """Place a call and reserve its load; raises RejectedError."""
+        self._now = now
+        if len(self.calls) >= self.config.limits.max_calls_in_flight:
+            raise RejectedError(
+                common.REJECTION_REASON_TOO_MANY_CALLS,
+                f"{len(self.calls)} calls are in flight, the most limits.max_calls_in_flight allows",
+            )
+        models = self.registry.models()
+        if model not in models:
+            known = ", ".join(models) or "none"
+            raise RejectedError(
+                common.REJECTION_REASON_UNKNOWN_MODEL, f"unknown model {model!r}; known models: {known}", field="model"
+            )
+        known_session = self.sessions.get(session_key) if session_key is not None else None
+        binding = known_session.bindings.get(model) if known_session else None
+        if session_key is not None and binding is None:
+            binding = Binding()
+        decode = place_decode(self.registry, model, binding)
+        if decode is None:
+            raise RejectedError(
+                common.REJECTION_REASON_NO_READY_INSTANCE, f"no decode instance of {model!r} is ready", field="model"
+            )
+        prefill = place_prefill(self.registry, model, binding, prompt_tokens, digests)
+        session = self._touch(now, session_key, gateway_id, task) if session_key is not None else None
+        is_switch = session is not None and bool(session.current_model) and session.current_model != model
+        call = Call(
+            f"{self._epoch}-{next(self._call_ids)}",
+            gateway_id,
+            session_key,
+            model,
+            prefill.placed,
+            decode,
+            prompt_tokens,
+            prefill.uncached_tokens,
+            prefill.expected_warm_tokens,
+            is_switch,
+            digests,
+            begun=now,
+        )
+        self.calls[call.call_id] = call
+        call.reserve()
+        for role, placed in ((common.ROLE_PREFILL, prefill.placed), (common.ROLE_DECODE, decode)):
+            if placed is not None:
+                self.call_ledger.placements[model, role, placed.reason] += 1
+        if prefill.placed is not None:
+            self.jobs.preempt(prefill.placed.instance)
+        targets: list[ShadowTarget] = []
+        if session is not None:
+            if session.current_model:
+                self.prior.observe(session.task, session.current_model, model)
+            session.calls += 1
+            session.switches += is_switch
+            session.calls_in_flight += 1
+            session.current_model = model
+            job = self.jobs.get(session.key, model)
+            if job is not None:
+                self.jobs.suspend(job, common.SHADOW_REASON_MODEL_IN_USE)
+            targets = self._shadow_targets(now, session)
+        self._schedule(now)
+        return Begun(call, targets)
+
+    def progress(self, now: float, call_id: str, phase: pb.CallPhase.ValueType) -> None:
+        """A call moved on; raises RejectedError for an unknown call."""
+        self._now = now
+        call = self._call(call_id)
+        call.advance(now, phase)
+        session = self.sessions.get(call.session) if call.session else None
+        if session is not None:
+            # The engine took the leg: only now is the session bound to it.
+            if phase >= pb.CALL_PHASE_TRANSFER and call.prefill is not None and call.prefill.instance.alive:
+                self._bind_prefill(session, call)
+            if phase >= pb.CALL_PHASE_DECODE and call.decode.instance.alive:
+                self.coverage.bind_decode(session.binding(call.model), call.decode.instance)
+        self._schedule(now)
+
+    def end_call(self, now: float, call_id: str, end: CallEnd) -> list[ShadowTarget]:
+        """End a call; returns the models to render its context for. Raises RejectedError for an unknown call."""
+        self._now = now
+        call = self._call(call_id)
+        self._close(now, call, end.outcome)
+        self._book(call, end)
+        session = self.sessions.get(call.session) if call.session else None
+        targets: list[ShadowTarget] = []
+        if session is not None and end.prompt_tokens:
+            self._settle_coverage(session, call, end)
+            if end.outcome == common.CALL_OUTCOME_COMPLETED:
+                targets = self._shadow_targets(now, session)
+        if call.prefill is not None and call.prefilled_at is not None:
+            call.prefill.instance.observe_prefill(end.prompt_tokens - end.cached_tokens, call.prefilled_at - call.begun)
+        self._schedule(now)
+        return targets
+
+    # Shadow work.
+
+    def rendered(
+        self,
+        now: float,
+        gateway_id: str,
+        key: SessionKey,
+        model: str,
+        *,
+        revision: int,
+        tokens: int = 0,
+        kept_tokens: int = 0,
+        error: str = "",
+    ) -> None:
+        """A dispatcher rendered a session's context for a model, or could not."""
+        self._now = now
+        session = self.sessions.get(key)
+        job = self.jobs.get(key, model)
+        if session is None or job is None or session.gateway_id != gateway_id:
+            return
+        if error:
+            self._note_job(job, common.SHADOW_REASON_RENDERING, f"rendering failed: {error}")
+            return
+        self.jobs.rendered(job, revision, tokens, kept_tokens, in_use=session.current_model == model)
+        self._schedule(now)
+
+    def leg_finished(
+        self,
+        now: float,
+        gateway_id: str,
+        leg_id: str,
+        outcome: common.LegOutcome.ValueType,
+        cached_tokens: int = 0,
+        detail: str = "",
+    ) -> None:
+        """A dispatcher's word on how a leg ended."""
+        self._now = now
+        self.jobs.finished(now, leg_id, gateway_id, outcome, cached_tokens, detail)
+        self._schedule(now)
+
+    def dispatcher_connected(self, now: float, gateway_id: str) -> None:
+        """A gateway's shadow stream opened; legs of an earlier stream are lost."""
+        self._now = now
+        self.jobs.abort_of(now, gateway_id, common.SHADOW_REASON_NO_DISPATCHER)
+        self._connected.add(gateway_id)
+        self._left.pop(gateway_id, None)
+        self._event(admin.EVENT_KIND_GATEWAY, gateway_id, "connected", "shadow stream open")
+        self._schedule(now)
+
+    def dispatcher_left(self, now: float, gateway_id: str) -> None:
+        """A gateway's shadow stream ended: its legs are lost now, its calls if it does not come back in time."""
+        self._now = now
+        self._connected.discard(gateway_id)
+        self._left[gateway_id] = now
+        self.jobs.abort_of(now, gateway_id, common.SHADOW_REASON_NO_DISPATCHER)
+        self._event(admin.EVENT_KIND_GATEWAY, gateway_id, "left", "shadow stream ended")
+        self._schedule(now)
+
+    # Reads.
+
+    def warmth(self, key: SessionKey) -> tuple[str, list[Warmth]]:
+        """The session's current model, and every model's warmth; raises RejectedError for an unknown session."""
+        session = self.sessions.get(key)
+        if session is None:
+            raise RejectedError(
+                common.REJECTION_REASON_UNKNOWN_SESSION, f"no session {key.session_id!r}", field="session.session_id"
+            )
+        models = self.registry.models()
+        return session.current_model, [self._warmth(session, model, len(models)) for model in models]
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Whatever is due: silent legs, lost gateways, overdue calls, idle sessions, retries."""
+        self._now = now
+        self.jobs.tick(now)
+        limits = self.config.limits
+        for gateway_id, since in list(self._left.items()):
+            if now - since >= limits.gateway_grace_seconds:
+                del self._left[gateway_id]
+                self._give_up([c for c in self.calls.values() if c.gateway_id == gateway_id], now)
+        self._give_up([c for c in self.calls.values() if now - c.begun >= limits.max_call_seconds], now)
+        for session in self.sessions.expired(now):
+            self._forget(now, session)
+        self._schedule(now)
+
+    # Internals.
+
+    def _emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def _event(self, kind: admin.EventKind.ValueType, subject: str, reason: str, message: str) -> None:
+        self._events.append(Event(next(self._sequence), self._now, kind, subject, reason, message))
+
+    def _note_job(self, job: ShadowJob, reason: common.ShadowReason.ValueType, message: str) -> None:
+        subject = f"{job.session.session_id}/{job.model}"
+        self._event(admin.EVENT_KIND_SHADOW_JOB, subject, label(common.ShadowReason.DESCRIPTOR, reason), message)
+
+    def _call(self, call_id: str) -> Call:
+        call = self.calls.get(call_id)
+        if call is None:
+            raise RejectedError(
+                common.REJECTION_REASON_UNKNOWN_CALL, f"call {call_id!r} ended or never began here", field="call_id"
+            )
+        return call
+
+    def _apply(self, changes: Changes) -> None:
+        for instance in changes.state_changed:
+            self.generation += 1
+            state = label(common.InstanceState.DESCRIPTOR, instance.state)
+            self._event(
+                admin.EVENT_KIND_INSTANCE_STATE, instance.name, state, f"incarnation {instance.facts.incarnation}"
+            )
+        for instance, reason in changes.lost:
+            self.jobs.abort_on(self._now, instance, common.SHADOW_REASON_INSTANCE_LOST)
+            for session in self.sessions:
+                for model, binding in session.bindings.items():
+                    if model == instance.model and self.coverage.instance_lost(binding, instance, reason):
+                        self._event(
+                            admin.EVENT_KIND_SESSION_REBOUND,
+                            session.key.session_id,
+                            label(common.PlacementReason.DESCRIPTOR, reason),
+                            f"{model}: {instance.name} {instance.facts.incarnation}",
+                        )
+        if changes.state_changed:
+            self._schedule(self._now)
+
+    def _touch(self, now: float, key: SessionKey, gateway_id: str, task: str) -> Session:
+        session, evicted = self.sessions.touch(now, key)
+        for other in evicted:
+            self._forget(now, other)
+        session.gateway_id = gateway_id
+        session.task = task or session.task
+        return session
+
+    def _forget(self, now: float, session: Session) -> None:
+        reason = common.SHADOW_REASON_FORGOTTEN
+        self.jobs.drop(now, session.key, list(self.registry.models()), reason)
+        self.coverage.forget(session)
+        self.sessions.remove(session.key)
+        self._emit(DropSession(session.gateway_id, session.key, reason))
+        self._event(
+            admin.EVENT_KIND_SESSION_FORGOTTEN,
+            session.key.session_id,
+            label(common.ShadowReason.DESCRIPTOR, reason),
+            f"after {session.calls} calls",
+        )
+
+    def _shadow_targets(self, now: float, session: Session) -> list[ShadowTarget]:
+        """Make or update the session's jobs on the models it is not on; the ones worth rendering for."""
+        shadow = self.config.shadow
+        if not shadow.enabled:
+            return []
+        ranked = self.prior.rank(
+            session.task,
+            session.current_model,
+            self.registry.models(),
+            gate=shadow.gate_probability,
+            top_k=shadow.top_k,
+        )
+        targets = []
+        for model, probability, verdict in ranked:
+            sides = self._shadow_sides(session, model)
+            if sides is None:
+                continue
+            job = self.jobs.want(now, session, model, *sides, probability)
+            if verdict is switch_prior.Verdict.SHADOW:
+                targets.append(ShadowTarget(model, probability, sides[0]))
+            else:
+                self.jobs.suspend(job, common.ShadowReason.Value(f"SHADOW_REASON_{verdict.name}"))
+        return targets
+
+    def _shadow_sides(self, session: Session, model: str) -> tuple[Instance, Instance | None] | None:
+        """The P and D a shadow of the session runs on, sticky where bound; None when no P can take it."""
+        binding = session.binding(model)
+        prefill = self.registry.live(binding.prefill)
+        if prefill is None:
+            placement = place_prefill(self.registry, model, Binding(), 0, ())
+            if placement.placed is None:
+                return None
+            prefill = placement.placed.instance
+        decode = self.registry.live(binding.decode)
+        if decode is None:
+            placed = place_decode(self.registry, model, Binding())
+            decode = placed.instance if placed else None
+        return prefill, decode
+
+    def _bind_prefill(self, session: Session, call: Call) -> None:
+        if call.prefill is not None:
+            self.coverage.bind_prefill(session.binding(call.model), call.prefill.instance)
+
+    def _settle_coverage(self, session: Session, call: Call, end: CallEnd) -> None:
+        binding = session.binding(call.model)
+        prefilled = end.handoff == common.HANDOFF_HANDED_OFF or (
+            end.recompute_reason == common.RECOMPUTE_REASON_TRANSFER_FAILED
+        )
+        if call.prefill is not None and call.prefill.instance.alive and prefilled:
+            self.coverage.call_prefilled(
+                binding, call.prefill.instance, end.prompt_tokens, end.cached_tokens, call.digests
+            )
+        if call.decode.instance.alive and end.handoff != common.HANDOFF_NONE and end.completion_tokens:
+            self.coverage.call_decoded(binding, call.decode.instance, end.prompt_tokens + end.completion_tokens)
+
+    def _book(self, call: Call, end: CallEnd) -> None:
+        ledger = self.call_ledger
+        ledger.calls += 1
+        ledger.switches += call.is_switch
+        ledger.prompt_tokens += end.prompt_tokens
+        ledger.cached_tokens += end.cached_tokens
+        if call.is_switch:
+            ledger.switch_prompt_tokens += end.prompt_tokens
+            ledger.switch_cached_tokens += end.cached_tokens
+        if end.handoff == common.HANDOFF_HANDED_OFF:
+            ledger.handed_off += 1
+            ledger.handed_off_by_model[call.model] += 1
+        elif end.handoff == common.HANDOFF_RECOMPUTED:
+            ledger.recomputed += 1
+            ledger.recompute_reasons[call.model, end.recompute_reason] += 1
+            self._event(
+                admin.EVENT_KIND_HANDOFF_RECOMPUTED,
+                call.decode.instance.name,
+                label(common.RecomputeReason.DESCRIPTOR, end.recompute_reason),
+                f"{call.model}: {end.prompt_tokens} tokens",
+            )
+
+    def _close(self, now: float, call: Call, outcome: common.CallOutcome.ValueType) -> None:
+        del self.calls[call.call_id]
+        call.release(now)
+        self.call_ledger.outcomes[call.model, outcome] += 1
+        session = self.sessions.get(call.session) if call.session else None
+        if session is not None:
+            session.calls_in_flight -= 1
+
+    def _give_up(self, calls: list[Call], now: float) -> None:
+        for call in calls:
+            self._close(now, call, common.CALL_OUTCOME_GATEWAY_LOST)
+
+    def _warmth(self, session: Session, model: str, models: int) -> Warmth:
+        binding = session.bindings.get(model) or Binding()
+        job = self.jobs.get(session.key, model)
+        context = max(job.target_tokens if job else 0, binding.prefill_tokens)
+        if not context and session.current_model:
+            context = session.binding(session.current_model).prefill_tokens
+        held = min(binding.prefill_tokens, context)
+        seconds = place_prefill(self.registry, model, binding, context, ()).completion_seconds
+        probability = self.prior.probability(session.task, session.current_model, model, models)
+        return Warmth(
+            model,
+            held,
+            min(binding.decode_tokens, context),
+            context,
+            held / context if context else 0.0,
+            seconds,
+            probability,
+        )
+
+    def _schedule(self, now: float) -> None:
+        if self.config.shadow.enabled:
+            self.jobs.schedule(now, self._connected.__contains__, self._gateway_of)
+
+    def _gateway_of(self, key: SessionKey) -> str:
+        session = self.sessions.get(key)
+        return session.gateway_id if session else ""

@@ -1,0 +1,131 @@
+"""Who holds what: the only place that changes a binding's token counts, and the shadow ledger with them."""
+
+from __future__ import annotations
+
+from controller.core.instance import Instance
+from controller.core.ledger import ShadowLedger
+from controller.core.registry import Registry
+from controller.core.session import Binding, Digest, Session
+from pd_shadow.api.v1 import common_pb2 as pb
+from transfer.chunks import whole_blocks
+
+
+class Coverage:
+    """Moves bindings between instances and books shadow tokens."""
+
+    def __init__(self, registry: Registry, ledger: ShadowLedger) -> None:
+        self._registry = registry
+        self._ledger = ledger
+
+    def bind_prefill(self, binding: Binding, instance: Instance) -> None:
+        """Bind P; a move leaves everything the old P held behind."""
+        if binding.prefill == instance.ref:
+            return
+        self._leave_prefill(binding, pb.SHADOW_REASON_INSTANCE_LOST)
+        binding.prefill = instance.ref
+        binding.prefill_lost = None
+        instance.sessions += 1
+
+    def bind_decode(self, binding: Binding, instance: Instance) -> None:
+        """Bind D; a move leaves everything the old D held behind."""
+        if binding.decode == instance.ref:
+            return
+        self._leave_decode(binding)
+        binding.decode = instance.ref
+        binding.decode_lost = None
+        instance.sessions += 1
+
+    def instance_lost(self, binding: Binding, instance: Instance, reason: pb.PlacementReason.ValueType) -> bool:
+        """Unbind a side whose instance is no more; True if the binding was on it."""
+        touched = False
+        if binding.prefill == instance.ref:
+            self._leave_prefill(binding, pb.SHADOW_REASON_INSTANCE_LOST)
+            binding.prefill_lost = reason
+            touched = True
+        if binding.decode == instance.ref:
+            self._leave_decode(binding)
+            binding.decode_lost = reason
+            touched = True
+        return touched
+
+    def prefill_leg_done(self, binding: Binding, instance: Instance, upto: int, computed: int) -> None:
+        """A shadow leg made P hold [0, upto), `computed` tokens of it new.
+
+        A leg never moves a binding: if a call bound the session to another P meanwhile, the leg's work is lost.
+        """
+        self._ledger.prefilled += computed
+        if binding.prefill is None:
+            self.bind_prefill(binding, instance)
+        if binding.prefill != instance.ref:
+            self._ledger.waste(computed, pb.SHADOW_REASON_MODEL_IN_USE)
+            return
+        binding.prefill_tokens = max(binding.prefill_tokens, upto)
+        # A call that overtook the leg owns what both computed.
+        room = max(0, binding.prefill_tokens - binding.normal_tokens - binding.shadow_resident)
+        binding.shadow_resident += min(computed, room)
+        self._ledger.waste(max(0, computed - room), pb.SHADOW_REASON_MODEL_IN_USE)
+
+    def fetch_leg_done(self, binding: Binding, instance: Instance, upto: int) -> None:
+        """A shadow leg made D hold [0, upto); like a prefill leg, it never moves a binding."""
+        if binding.decode is None:
+            self.bind_decode(binding, instance)
+        if binding.decode != instance.ref:
+            return
+        self._ledger.pushed += max(0, upto - binding.decode_tokens)
+        binding.decode_tokens = max(binding.decode_tokens, upto)
+
+    def call_prefilled(
+        self, binding: Binding, instance: Instance, prompt_tokens: int, cached_tokens: int, digests: tuple[Digest, ...]
+    ) -> None:
+        """A call computed its prompt on P and found `cached_tokens` there.
+
+        What it found beyond earlier calls' own prefix is shadow work that paid; the rest of the shadow never will,
+        since from here on the prefix is the call's.
+        """
+        if binding.prefill == instance.ref:
+            hit = min(binding.shadow_resident, max(0, cached_tokens - binding.normal_tokens))
+            self._ledger.hit += hit
+            self._ledger.waste(binding.shadow_resident - hit, pb.SHADOW_REASON_CUT_BACK)
+            binding.shadow_resident = 0
+        self.bind_prefill(binding, instance)
+        binding.prefill_tokens = binding.normal_tokens = whole_blocks(prompt_tokens, instance.facts.block_size)
+        binding.digests = digests
+
+    def call_decoded(self, binding: Binding, instance: Instance, context_tokens: int) -> None:
+        """A call left prompt and output on D; the last token's KV is never written."""
+        self.bind_decode(binding, instance)
+        binding.decode_tokens = whole_blocks(max(0, context_tokens - 1), instance.facts.block_size)
+
+    def cut_back(self, binding: Binding, kept_tokens: int, block_size: int) -> int:
+        """The history was rewritten after `kept_tokens`; returns the shadow tokens lost."""
+        kept = whole_blocks(kept_tokens, block_size)
+        beyond = max(0, binding.prefill_tokens - max(kept, binding.normal_tokens))
+        lost = min(binding.shadow_resident, beyond)
+        self._ledger.waste(lost, pb.SHADOW_REASON_CUT_BACK)
+        binding.shadow_resident -= lost
+        binding.prefill_tokens = min(binding.prefill_tokens, kept)
+        binding.normal_tokens = min(binding.normal_tokens, kept)
+        binding.decode_tokens = min(binding.decode_tokens, kept)
+        return lost
+
+    def forget(self, session: Session) -> None:
+        """Give up everything a session holds."""
+        for binding in session.bindings.values():
+            self._leave_prefill(binding, pb.SHADOW_REASON_FORGOTTEN)
+            self._leave_decode(binding)
+
+    def _leave_prefill(self, binding: Binding, reason: pb.ShadowReason.ValueType) -> None:
+        self._ledger.waste(binding.shadow_resident, reason)
+        old = self._registry.live(binding.prefill)
+        if old is not None:
+            old.sessions -= 1
+        binding.prefill = None
+        binding.prefill_tokens = binding.normal_tokens = binding.shadow_resident = 0
+        binding.digests = ()
+
+    def _leave_decode(self, binding: Binding) -> None:
+        old = self._registry.live(binding.decode)
+        if old is not None:
+            old.sessions -= 1
+        binding.decode = None
+        binding.decode_tokens = 0

@@ -1,0 +1,178 @@
+"""Instances: one object per (name, incarnation), its lifecycle, and what this controller has placed on it.
+
+Two rules:
+
+- An instance is a life, never an address. When a name comes back under another incarnation, the old object is GONE for
+  good and a new one takes the name; whatever still points to the old life finds a dead object.
+- Placed work is counted here at once. Reports lag, so they only ever add what this controller does not know of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from pd_shadow.api.v1 import common_pb2 as pb
+from transfer.gate import LinkGate
+from transfer.ledger import LinkLedger
+
+STARTING = pb.INSTANCE_STATE_STARTING
+READY = pb.INSTANCE_STATE_READY
+SUSPECT = pb.INSTANCE_STATE_SUSPECT
+GONE = pb.INSTANCE_STATE_GONE
+
+# Until calls were seen; only comparisons between instances of one model depend on it.
+DEFAULT_PREFILL_TOKENS_PER_SECOND = 8000.0
+# Shorter prefills measure overhead, not speed.
+MIN_TOKENS_FOR_SPEED = 512
+SPEED_WEIGHT = 0.2
+
+
+class InstanceInput(Enum):
+    """What can happen to an instance."""
+
+    HEALTHY = "healthy"
+    MISSED = "missed"
+    LOST = "lost"
+    REPLACED = "replaced"
+
+
+TRANSITIONS: dict[pb.InstanceState.ValueType, dict[InstanceInput, pb.InstanceState.ValueType]] = {
+    STARTING: {
+        InstanceInput.HEALTHY: READY,
+        InstanceInput.MISSED: STARTING,
+        InstanceInput.LOST: GONE,
+        InstanceInput.REPLACED: GONE,
+    },
+    READY: {
+        InstanceInput.HEALTHY: READY,
+        InstanceInput.MISSED: SUSPECT,
+        InstanceInput.LOST: GONE,
+        InstanceInput.REPLACED: GONE,
+    },
+    SUSPECT: {
+        InstanceInput.HEALTHY: READY,
+        InstanceInput.MISSED: SUSPECT,
+        InstanceInput.LOST: GONE,
+        InstanceInput.REPLACED: GONE,
+    },
+    GONE: {},
+}
+
+
+class InstanceRef(NamedTuple):
+    """One life of one engine replica."""
+
+    name: str
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an instance says about itself once per life."""
+
+    incarnation: str
+    block_size: int
+    hash_algorithm: str = ""
+    max_context_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What an instance says about itself again and again."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(eq=False)
+class Instance:
+    """One life of one engine replica, and what is placed on it."""
+
+    name: str
+    model: str
+    role: pb.Role.ValueType
+    url: str
+    facts: Facts
+    request_level: bool
+    created: float
+    state: pb.InstanceState.ValueType = STARTING
+    last_seen: float = 0.0
+    misses: int = 0
+    load: LoadReport = field(default_factory=LoadReport)
+    # Normal calls by id: prompt tokens not computed yet (P), or their presence alone (D).
+    prefill_calls: dict[str, int] = field(default_factory=dict)
+    decode_calls: set[str] = field(default_factory=set)
+    # The shadow leg in flight, prefill or export; one at most.
+    shadow_leg: str | None = None
+    fetch_leg: str | None = None
+    sessions: int = 0
+    prefill_tokens_per_second: float = DEFAULT_PREFILL_TOKENS_PER_SECOND
+    gate: LinkGate = field(default_factory=LinkGate)
+    link: LinkLedger = field(init=False)
+    _own_peak: int = 0
+    foreign_requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.link = LinkLedger(self.gate, self.created)
+
+    @property
+    def ref(self) -> InstanceRef:
+        return InstanceRef(self.name, self.facts.incarnation)
+
+    @property
+    def ready(self) -> bool:
+        return self.state == READY
+
+    @property
+    def alive(self) -> bool:
+        return self.state != GONE
+
+    @property
+    def pending_prefill_tokens(self) -> int:
+        return sum(self.prefill_calls.values())
+
+    def apply(self, what: InstanceInput) -> bool:
+        """Move along TRANSITIONS; True if the state changed."""
+        following = TRANSITIONS[self.state].get(what, self.state)
+        changed = following != self.state
+        self.state = following
+        return changed
+
+    def report(self, load: LoadReport) -> None:
+        """Take a load report: requests beyond the most this controller had here since the last one are foreign.
+
+        Comparing with the peak keeps a request that ended just before the report from passing for somebody else's.
+        """
+        self.load = load
+        self.foreign_requests = max(0, load.running + load.waiting - max(self._own_peak, self._own_requests()))
+        self._own_peak = self._own_requests()
+
+    def note_own_requests(self) -> None:
+        """Remember the peak of own requests; call after placing anything here."""
+        self._own_peak = max(self._own_peak, self._own_requests())
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """Learn prefill speed from a call that computed `tokens` in `seconds`."""
+        if tokens >= MIN_TOKENS_FOR_SPEED and seconds > 0:
+            speed = tokens / seconds
+            self.prefill_tokens_per_second += SPEED_WEIGHT * (speed - self.prefill_tokens_per_second)
+
+    def _own_requests(self) -> int:
+        legs = (self.shadow_leg is not None) + (self.fetch_leg is not None)
+        return len(self.prefill_calls) + len(self.decode_calls) + legs
+
+
+def partner_conflict(new: Instance, partner: Instance) -> pb.RejectionReason.ValueType | None:
+    """Why two instances of a model cannot exchange KV, or None.
+
+    Engines with different block sizes or hashes look healthy and then fail, or answer wrongly, request by request.
+    """
+    if new.facts.block_size != partner.facts.block_size:
+        return pb.REJECTION_REASON_BLOCK_SIZE_MISMATCH
+    hashes = {new.facts.hash_algorithm, partner.facts.hash_algorithm} - {""}
+    if len(hashes) > 1:
+        return pb.REJECTION_REASON_HASH_ALGORITHM_MISMATCH
+    return None

@@ -1,0 +1,89 @@
+"""Where a call goes: sticky P and D per (session, model), each bound on its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from controller.core.instance import Instance, InstanceRef
+from controller.core.registry import Registry
+from controller.core.session import Binding, Digest
+from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.policy import placement as policy
+from transfer.chunks import whole_blocks
+
+
+class Placed(NamedTuple):
+    """An instance and why it was chosen."""
+
+    instance: Instance
+    reason: pb.PlacementReason.ValueType
+
+
+class PrefillPlacement(NamedTuple):
+    placed: Placed | None
+    expected_warm_tokens: int
+    uncached_tokens: int
+    completion_seconds: float
+
+
+def place_prefill(
+    registry: Registry, model: str, binding: Binding | None, prompt_tokens: int, digests: tuple[Digest, ...]
+) -> PrefillPlacement:
+    """The prefill instance with the lowest estimated completion; none when no P of the model is ready."""
+    ready = {instance.name: instance for instance in registry.ready(model, pb.ROLE_PREFILL)}
+    if not ready:
+        return PrefillPlacement(None, 0, prompt_tokens, 0.0)
+    sticky = registry.live(binding.prefill) if binding else None
+    warm = 0
+    if binding is not None and sticky is not None:
+        held = binding.expected_warm(digests, binding.prefill_tokens)
+        warm = min(whole_blocks(held, sticky.facts.block_size), prompt_tokens)
+    choice = policy.choose(
+        [
+            policy.Candidate(
+                name,
+                instance.pending_prefill_tokens,
+                instance.prefill_tokens_per_second,
+                warm if instance is sticky else 0,
+                instance.sessions,
+            )
+            for name, instance in ready.items()
+        ],
+        prompt_tokens,
+        sticky.name if sticky else None,
+    )
+    chosen = ready[choice.name]
+    reason = _reason(registry, binding, binding.prefill if binding else None, chosen, "prefill")
+    return PrefillPlacement(
+        Placed(chosen, reason), warm if chosen is sticky else 0, choice.uncached_tokens, choice.completion_seconds
+    )
+
+
+def place_decode(registry: Registry, model: str, binding: Binding | None) -> Placed | None:
+    """The sticky decode instance while it is ready, else the one with the fewest calls and sessions."""
+    ready = registry.ready(model, pb.ROLE_DECODE, pb.ROLE_COLOCATED)
+    if not ready:
+        return None
+    sticky = registry.live(binding.decode) if binding else None
+    chosen = (
+        sticky
+        if sticky is not None and sticky.ready
+        else min(ready, key=lambda instance: (len(instance.decode_calls), instance.sessions, instance.name))
+    )
+    return Placed(chosen, _reason(registry, binding, binding.decode if binding else None, chosen, "decode"))
+
+
+def _reason(
+    registry: Registry, binding: Binding | None, bound: InstanceRef | None, chosen: Instance, side: str
+) -> pb.PlacementReason.ValueType:
+    if binding is None:
+        return pb.PLACEMENT_REASON_NO_SESSION
+    if bound is None:
+        lost = binding.prefill_lost if side == "prefill" else binding.decode_lost
+        return lost or pb.PLACEMENT_REASON_FIRST_CALL
+    if bound == chosen.ref:
+        return pb.PLACEMENT_REASON_STICKY
+    sticky = registry.live(bound)
+    if sticky is None or not sticky.ready:
+        return pb.PLACEMENT_REASON_INSTANCE_LOST
+    return pb.PLACEMENT_REASON_STICKY_BUSY

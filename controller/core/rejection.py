@@ -1,0 +1,15 @@
+"""Why a request is refused, as an exception that the servers translate to a gRPC status with details."""
+
+from __future__ import annotations
+
+from pd_shadow.api.v1 import common_pb2 as pb
+
+
+class RejectedError(Exception):
+    """The request cannot be granted; `field` names the offending request field, if one does."""
+
+    def __init__(self, reason: pb.RejectionReason.ValueType, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.field = field

@@ -1,0 +1,326 @@
+"""All shadow jobs: retargeting, legs, and the request-level schedule.
+
+Admission (paper sections 3.1 and 3.5, at request level): jobs run in order of switch probability; one shadow leg per P
+and only while P has no normal work; exports and fetches only while D's inbound link carries no normal transfer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from controller.config import ShadowConfig
+from controller.core.coverage import Coverage
+from controller.core.effects import CancelLeg, Effect, StartLeg
+from controller.core.instance import Instance
+from controller.core.ledger import CallLedger
+from controller.core.session import Session, SessionKey
+from controller.core.shadow_job import JobInput, JobState, Leg, ShadowJob
+from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.policy import request_harvest
+from transfer.chunks import Chunk
+from transfer.gate import GateState
+
+# A dispatcher that reports nothing for this long past a leg's deadline has lost it.
+REPORT_GRACE_SECONDS = 2.0
+
+_HARVEST_REASON = {
+    verdict: pb.ShadowReason.Value(f"SHADOW_REASON_{verdict.name}")
+    for verdict in request_harvest.Verdict
+    if verdict is not request_harvest.Verdict.ADMIT
+}
+_GATE_REASON = {
+    GateState.NORMAL_TRANSFER: pb.SHADOW_REASON_LINK_BUSY,
+    GateState.SHADOW_IN_FLIGHT: pb.SHADOW_REASON_LINK_TAKEN,
+    GateState.PAUSED: pb.SHADOW_REASON_PAUSED,
+}
+_NONE = pb.SHADOW_REASON_UNSPECIFIED
+
+
+class ShadowJobs:
+    """Jobs by (session, model) and legs by id."""
+
+    def __init__(
+        self,
+        config: ShadowConfig,
+        coverage: Coverage,
+        calls: CallLedger,
+        emit: Callable[[Effect], None],
+        note: Callable[[ShadowJob, pb.ShadowReason.ValueType, str], None],
+    ) -> None:
+        self._config = config
+        self._coverage = coverage
+        self._calls = calls
+        self._emit = emit
+        self._note = note
+        self._jobs: dict[tuple[SessionKey, str], ShadowJob] = {}
+        self._legs: dict[str, tuple[ShadowJob, Leg]] = {}
+        # Jobs that could take a leg, so that a schedule looks at work and not at every session ever seen.
+        self._open: set[ShadowJob] = set()
+        self._ids = itertools.count(1)
+
+    def __iter__(self) -> Iterator[ShadowJob]:
+        return iter(self._jobs.values())
+
+    def get(self, session: SessionKey, model: str) -> ShadowJob | None:
+        return self._jobs.get((session, model))
+
+    @property
+    def legs_in_flight(self) -> int:
+        return len(self._legs)
+
+    def want(
+        self, now: float, session: Session, model: str, prefill: Instance, decode: Instance | None, probability: float
+    ) -> ShadowJob:
+        """The job for (session, model), made if new; an idle job follows the placement it is given."""
+        job = self._jobs.get((session.key, model))
+        if job is None:
+            job = ShadowJob(session.key, model, session.binding(model), prefill, decode, created=now)
+            self._jobs[session.key, model] = job
+        job.probability = probability
+        if job.leg is None:
+            job.prefill, job.decode = prefill, decode
+        job.suspended = _NONE if job.target_tokens else pb.SHADOW_REASON_RENDERING
+        self._refresh(job)
+        return job
+
+    def suspend(self, job: ShadowJob, reason: pb.ShadowReason.ValueType) -> None:
+        """No new legs for now; a prefill leg in flight is taken back."""
+        job.suspended = job.reason = reason
+        job.apply(JobInput.SUSPEND)
+        if job.leg is not None and job.leg.kind == pb.LEG_KIND_PREFILL:
+            self.cancel(job, reason)
+        self._refresh(job)
+
+    def rendered(self, job: ShadowJob, revision: int, tokens: int, kept_tokens: int, in_use: bool) -> None:
+        """The target engine rendered the context: `tokens` long, `kept_tokens` of it as before."""
+        if revision <= job.revision:
+            return
+        block_size = job.prefill.facts.block_size
+        limit = job.prefill.facts.max_context_tokens
+        held = job.binding.prefill_tokens
+        lost = self._coverage.cut_back(job.binding, kept_tokens, block_size)
+        if lost:
+            self._note(job, pb.SHADOW_REASON_CUT_BACK, f"{held} tokens cut back to {job.binding.prefill_tokens}")
+        if job.leg is not None and kept_tokens < job.leg.chunk.end:
+            self.cancel(job, pb.SHADOW_REASON_CUT_BACK)
+        job.revision = revision
+        job.target_tokens = tokens
+        if in_use:
+            job.suspended = pb.SHADOW_REASON_MODEL_IN_USE
+        elif limit and tokens >= limit:
+            job.suspended = pb.SHADOW_REASON_EXCEEDS_CONTEXT
+        else:
+            job.suspended = _NONE
+        if job.state is not JobState.EXPORTED:
+            job.apply(JobInput.TARGET)
+        job.reason = job.suspended or job.reason
+        self._refresh(job)
+
+    def preempt(self, instance: Instance) -> None:
+        """Normal work arrived on P: a prefill leg gives way at once; an export is short and ends by itself."""
+        entry = self._legs.get(instance.shadow_leg or "")
+        if entry is not None and entry[1].kind == pb.LEG_KIND_PREFILL:
+            self.cancel(entry[0], pb.SHADOW_REASON_PREEMPTED)
+
+    def cancel(self, job: ShadowJob, reason: pb.ShadowReason.ValueType) -> None:
+        """Ask the dispatcher to stop the leg; what it holds is given back when the dispatcher says that it stopped."""
+        leg = job.leg
+        if leg is not None and not leg.cancelled:
+            leg.cancelled = True
+            job.reason = reason
+            self._emit(CancelLeg(leg.gateway_id, leg.leg_id, reason))
+
+    def schedule(self, now: float, connected: Callable[[str], bool], gateway_of: Callable[[SessionKey], str]) -> None:
+        """Start every leg that may start, likeliest switch first."""
+        for job in sorted(self._open, key=lambda job: (-job.probability, job.created)):
+            if job.state is JobState.BACKOFF:
+                if now < job.retry_at:
+                    continue
+                job.apply(JobInput.RETRY_DUE)
+            gateway = gateway_of(job.session)
+            if not connected(gateway):
+                job.reason = pb.SHADOW_REASON_NO_DISPATCHER
+                continue
+            job.reason = self._advance(now, job, gateway)
+            self._refresh(job)
+
+    def finished(
+        self,
+        now: float,
+        leg_id: str,
+        gateway_id: str,
+        outcome: pb.LegOutcome.ValueType,
+        cached_tokens: int,
+        detail: str,
+    ) -> None:
+        """A dispatcher's word on how a leg ended; too late for a leg that was given up."""
+        entry = self._legs.get(leg_id)
+        if entry is None or entry[1].gateway_id != gateway_id:
+            return
+        job, leg = entry
+        self._calls.legs[job.model, leg.kind, outcome] += 1
+        done = outcome == pb.LEG_OUTCOME_DONE
+        self._release(now, job, leg, keep_link=done and leg.kind == pb.LEG_KIND_EXPORT)
+        if done:
+            job.failures = 0
+            self._done(now, job, leg, cached_tokens)
+        elif outcome in (pb.LEG_OUTCOME_CANCELLED, pb.LEG_OUTCOME_STALE):
+            job.cancelled_prefill |= leg.kind == pb.LEG_KIND_PREFILL
+            job.apply(JobInput.LEG_CANCELLED)
+        else:
+            self._back_off(now, job, pb.LegOutcome.Name(outcome), detail)
+        self._settle(job)
+
+    def tick(self, now: float) -> None:
+        """Give up legs whose dispatcher has gone silent."""
+        for job, leg in list(self._legs.values()):
+            if now >= leg.deadline + REPORT_GRACE_SECONDS:
+                self._calls.legs[job.model, leg.kind, pb.LEG_OUTCOME_TIMED_OUT] += 1
+                self._emit(CancelLeg(leg.gateway_id, leg.leg_id, pb.SHADOW_REASON_BACKOFF))
+                self._release(now, job, leg)
+                self._back_off(now, job, "no report", "")
+                self._settle(job)
+
+    def abort_on(self, now: float, instance: Instance, reason: pb.ShadowReason.ValueType) -> None:
+        """An instance is gone: its legs end here and now, whatever is still said about them."""
+        for job, leg in [entry for entry in self._legs.values() if self._touches(entry[0], entry[1], instance)]:
+            self._abort(now, job, leg, reason)
+
+    def abort_of(self, now: float, gateway_id: str, reason: pb.ShadowReason.ValueType) -> None:
+        """A dispatcher is gone, and its legs with it."""
+        for job, leg in [entry for entry in self._legs.values() if entry[1].gateway_id == gateway_id]:
+            self._abort(now, job, leg, reason)
+
+    def drop(self, now: float, session: SessionKey, models: list[str], reason: pb.ShadowReason.ValueType) -> None:
+        """Forget a session's jobs."""
+        for model in models:
+            job = self._jobs.pop((session, model), None)
+            if job is None:
+                continue
+            if job.leg is not None:
+                self._abort(now, job, job.leg, reason)
+            job.apply(JobInput.DROP)
+            self._open.discard(job)
+
+    # Internals.
+
+    def _advance(self, now: float, job: ShadowJob, gateway: str) -> pb.ShadowReason.ValueType:
+        """Start the job's next leg if it may start; the reason why it runs, is finished or waits."""
+        prefill, decode = job.prefill, job.decode
+        if not prefill.ready or (decode is not None and not decode.ready):
+            return pb.SHADOW_REASON_NO_INSTANCE
+        chunk = job.next_prefill(self._config.chunk_tokens)
+        push = job.next_push(self._config.chunk_tokens) if chunk is None else None
+        if chunk is None and push is None:
+            return pb.SHADOW_REASON_WARM
+        if push is not None and decode is not None and decode.gate.state is not GateState.OPEN:
+            return _GATE_REASON[decode.gate.state]
+        verdict = request_harvest.admit(
+            request_harvest.PrefillLoad(
+                len(prefill.prefill_calls), int(prefill.shadow_leg is not None), prefill.foreign_requests
+            )
+        )
+        if verdict is not request_harvest.Verdict.ADMIT:
+            return _HARVEST_REASON[verdict]
+        if chunk is not None:
+            job.apply(JobInput.START_PREFILL)
+            self._start(now, job, pb.LEG_KIND_PREFILL, prefill, gateway, chunk, job.revision)
+        elif push is not None and decode is not None:
+            decode.link.settle(now)
+            decode.gate.begin_shadow()
+            job.apply(JobInput.START_EXPORT)
+            self._start(now, job, pb.LEG_KIND_EXPORT, prefill, gateway, push, job.revision)
+        return pb.SHADOW_REASON_RUNNING
+
+    def _start(
+        self,
+        now: float,
+        job: ShadowJob,
+        kind: pb.LegKind.ValueType,
+        instance: Instance,
+        gateway: str,
+        chunk: Chunk,
+        revision: int,
+    ) -> None:
+        seconds = {
+            pb.LEG_KIND_PREFILL: self._config.prefill_deadline_seconds,
+            pb.LEG_KIND_EXPORT: self._config.export_deadline_seconds,
+            pb.LEG_KIND_FETCH: self._config.fetch_deadline_seconds,
+        }[kind]
+        leg = Leg(f"leg-{next(self._ids)}", kind, instance, gateway, revision, chunk, now + seconds)
+        if kind == pb.LEG_KIND_FETCH:
+            instance.fetch_leg = leg.leg_id
+        else:
+            instance.shadow_leg = leg.leg_id
+        instance.note_own_requests()
+        job.leg = leg
+        self._legs[leg.leg_id] = (job, leg)
+        self._emit(
+            StartLeg(gateway, leg.leg_id, job.session, job.model, kind, instance, leg.revision, chunk.end, seconds)
+        )
+
+    def _done(self, now: float, job: ShadowJob, leg: Leg, cached_tokens: int) -> None:
+        job.apply(JobInput.LEG_DONE)
+        upto = leg.chunk.end
+        if leg.kind == pb.LEG_KIND_PREFILL:
+            # Blocks a cancelled predecessor left behind are found cached, and are shadow work all the same.
+            found = leg.chunk.start if job.cancelled_prefill else cached_tokens
+            job.cancelled_prefill = False
+            self._coverage.prefill_leg_done(job.binding, leg.instance, upto, max(0, upto - found))
+        elif leg.kind == pb.LEG_KIND_EXPORT and job.decode is not None:
+            job.apply(JobInput.START_FETCH)
+            # About the same rendering as the export, even if a newer one has come since.
+            self._start(now, job, pb.LEG_KIND_FETCH, job.decode, leg.gateway_id, leg.chunk, leg.revision)
+        else:
+            self._coverage.fetch_leg_done(job.binding, leg.instance, upto)
+
+    def _back_off(self, now: float, job: ShadowJob, what: str, detail: str) -> None:
+        job.failures += 1
+        wait = min(self._config.backoff_seconds * 2 ** (job.failures - 1), self._config.max_backoff_seconds)
+        job.retry_at = now + wait
+        job.apply(JobInput.LEG_FAILED)
+        job.reason = pb.SHADOW_REASON_BACKOFF
+        self._note(job, pb.SHADOW_REASON_BACKOFF, f"{what}; next try in {wait:g} s. {detail}".strip())
+
+    def _abort(self, now: float, job: ShadowJob, leg: Leg, reason: pb.ShadowReason.ValueType) -> None:
+        self._calls.legs[job.model, leg.kind, pb.LEG_OUTCOME_CANCELLED] += 1
+        self._emit(CancelLeg(leg.gateway_id, leg.leg_id, reason))
+        self._release(now, job, leg)
+        job.apply(JobInput.LEG_CANCELLED)
+        job.reason = reason
+        self._settle(job)
+
+    def _release(self, now: float, job: ShadowJob, leg: Leg, *, keep_link: bool = False) -> None:
+        del self._legs[leg.leg_id]
+        job.leg = None
+        if leg.kind == pb.LEG_KIND_FETCH:
+            leg.instance.fetch_leg = None
+        else:
+            leg.instance.shadow_leg = None
+        if leg.kind in (pb.LEG_KIND_EXPORT, pb.LEG_KIND_FETCH) and not keep_link and job.decode is not None:
+            job.decode.link.settle(now)
+            job.decode.gate.end_shadow()
+
+    def _settle(self, job: ShadowJob) -> None:
+        """After a leg: a suspension that came in the meantime takes effect."""
+        if job.suspended and job.state is JobState.WAITING:
+            job.apply(JobInput.SUSPEND)
+        self._refresh(job)
+
+    def _refresh(self, job: ShadowJob) -> None:
+        """Keep the set of open jobs: those that could take a leg when something gets free."""
+        if job.state is JobState.IDLE and not job.suspended and job.target_tokens:
+            job.apply(JobInput.TARGET)
+        missing = job.next_prefill(self._config.chunk_tokens) or job.next_push(self._config.chunk_tokens)
+        waits = job.state in (JobState.WAITING, JobState.BACKOFF) and not job.suspended
+        if waits and missing:
+            self._open.add(job)
+        else:
+            self._open.discard(job)
+            if waits and not missing:
+                job.reason = pb.SHADOW_REASON_WARM
+
+    @staticmethod
+    def _touches(job: ShadowJob, leg: Leg, instance: Instance) -> bool:
+        return leg.instance is instance or (leg.kind != pb.LEG_KIND_PREFILL and job.decode is instance)
