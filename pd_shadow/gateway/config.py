@@ -1,0 +1,77 @@
+"""Configuration of one gateway process."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from pd_shadow.common.config import Config
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """("host", port) of "host:port"; IPv6 hosts are written in brackets. Raises ValueError naming the rule."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"expected HOST:PORT with a port of at most 65535, got {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Deadlines(Config):
+    """How long the gateway waits for others, in seconds."""
+
+    begin_call: Seconds = 1.0
+    end_call: Seconds = 2.0
+    connect: Seconds = 2.0
+    # One whole P leg, queueing included.
+    prefill: Seconds = 120.0
+    # One whole D leg, and the longest silence within it.
+    decode: Seconds = 3_600.0
+    decode_silence: Seconds = 120.0
+    render: Seconds = 30.0
+    # After SIGTERM, running calls get this long to end.
+    shutdown_grace: Seconds = 20.0
+
+
+class Caps(Config):
+    """Bounds on what one gateway holds."""
+
+    body_bytes: Count = 32 * 1024 * 1024
+    in_flight_calls: Count = 4_096
+    # Conversations and renderings kept for shadow legs; the least recently used sessions go first.
+    sessions: Count = 4_096
+    session_tokens: Count = 50_000_000
+    concurrent_renderings: Count = 8
+
+
+class Shadow(Config):
+    """How the gateway runs shadow legs."""
+
+    # While a call streams, its partial output is rendered for the shadow targets every so many generated tokens.
+    stream_batch_tokens: Count = 256
+    # Needs engines with --scheduling-policy priority; 0 for engines without.
+    priority: Annotated[int, Field(ge=0)] = 1_000_000
+    # An export is worth a fetch only while P's lease on the blocks lasts (kv_lease_duration, 30 s by default).
+    export_hold_seconds: Seconds = 25.0
+
+
+class GatewayConfig(Config):
+    """Everything `pd-shadow serve gateway` can be told."""
+
+    controller: Address = "127.0.0.1:7070"
+    listen: Address = "127.0.0.1:8000"
+    deadlines: Deadlines = Deadlines()
+    caps: Caps = Caps()
+    shadow: Shadow = Shadow()
+    # Block size assumed of a D instance that reports none, in tokens.
+    default_block_size: Count = 128
+    # A call that does not stream shows no first token: D's inbound link counts as free this long after its D leg began.
+    assumed_transfer_seconds: Seconds = 1.0

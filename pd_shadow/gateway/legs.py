@@ -1,0 +1,200 @@
+"""Bodies of the requests the gateway sends to engines, and what their answers say. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from pd_shadow.api.v1 import common_pb2
+
+Json = dict[str, Any]
+
+
+class Endpoint(Enum):
+    """The two generating endpoints; the value is the path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+    @property
+    def label(self) -> str:
+        """Name for metric labels."""
+        return self.name.lower()
+
+
+# Gateway fields, and fields that would let a caller reach other callers' KV or overtake them.
+_NEVER_FORWARDED = frozenset({"task", "kv_transfer_params", "ec_transfer_params", "priority"})
+# P only computes the prompt. Its one token must always be generated and end the request by length: P exports nothing
+# for a request that was aborted, and a stop string aborts.
+_NOT_FOR_PREFILL = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "best_of",
+        "echo",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "logprob_token_ids",
+        "logprobs",
+        "max_completion_tokens",
+        "min_tokens",
+        "n",
+        "prompt_logprobs",
+        "repetition_detection",
+        "return_prompt_text",
+        "return_tokens_as_token_ids",
+        "stop",
+        "stop_token_ids",
+        "stream",
+        "stream_interval",
+        "stream_options",
+        "structured_outputs",
+        "thinking_token_budget",
+        "top_logprobs",
+    }
+)
+_EXPORT_PARAMS: Json = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+# With this D would report P's cached tokens as its own, and nobody could tell whether the KV arrived.
+_PREFILL_CACHED = "remote_prefill_cached_tokens"
+
+
+def forwarded(body: Mapping[str, Any], cache_salt: str | None) -> Json:
+    """The caller's request as engines may see it."""
+    out = {key: value for key, value in body.items() if key not in _NEVER_FORWARDED}
+    if isinstance(out.get("vllm_xargs"), dict):
+        out["vllm_xargs"] = {k: v for k, v in out["vllm_xargs"].items() if k not in _NEVER_FORWARDED}
+    if cache_salt is not None:
+        out["cache_salt"] = cache_salt
+    return out
+
+
+def transferable(body: Mapping[str, Any]) -> bool:
+    """Whether the KV of this request can move from P to D.
+
+    P hands out one prompt's blocks to one reader: several prompts or choices would read blocks that are free already.
+    Prompt log-probabilities exist only where the prompt is computed.
+    """
+    prompt = body.get("prompt")
+    several_prompts = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    several_choices = any(isinstance(body.get(k), int) and body[k] > 1 for k in ("n", "best_of"))
+    prompt_logprobs = body.get("prompt_logprobs") is not None or (body.get("echo") and body.get("logprobs") is not None)
+    return not (several_prompts or several_choices or prompt_logprobs or body.get("use_beam_search"))
+
+
+def prefill_body(forward: Mapping[str, Any], endpoint: Endpoint, *, return_token_ids: bool) -> Json:
+    """The P leg of a call: the same prompt, one token that is thrown away, and the KV handed out."""
+    out = {key: value for key, value in forward.items() if key not in _NOT_FOR_PREFILL}
+    out.update(stream=False, max_tokens=1, n=1, ignore_eos=True, kv_transfer_params=dict(_EXPORT_PARAMS))
+    if endpoint is Endpoint.CHAT and forward.get("max_completion_tokens") is not None:
+        out["max_completion_tokens"] = 1
+    out["return_token_ids"] = return_token_ids
+    return out
+
+
+def decode_body(forward: Mapping[str, Any], transfer: Mapping[str, Any] | None) -> Json:
+    """The D leg of a call: the caller's request, the KV to pull, and usage always asked for."""
+    out = dict(forward)
+    if transfer is not None:
+        out["kv_transfer_params"] = handed_over(transfer)
+    if out.get("stream"):
+        options = out.get("stream_options")
+        out["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+    return out
+
+
+def handed_over(transfer: Mapping[str, Any]) -> Json:
+    """P's transfer parameters as D gets them."""
+    return {key: value for key, value in transfer.items() if key != _PREFILL_CACHED}
+
+
+def transfer_params(payload: Any) -> Json | None:
+    """The transfer parameters in P's answer; None if they lead nowhere."""
+    params = payload.get("kv_transfer_params") if isinstance(payload, dict) else None
+    if not isinstance(params, dict) or not params.get("do_remote_prefill") or not params.get("remote_engine_id"):
+        return None
+    return params
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether the caller of a stream asked for a usage chunk."""
+    options = body.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def prompt_token_ids(payload: Any) -> list[int] | None:
+    """The prompt's token ids in a response to return_token_ids; chat and completions put them in different places."""
+    if not isinstance(payload, dict):
+        return None
+    choices = payload.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    ids = payload.get("prompt_token_ids") or first.get("prompt_token_ids")
+    return ids if isinstance(ids, list) and all(isinstance(i, int) for i in ids) else None
+
+
+def usage_count(payload: Any, field: str) -> int:
+    """A count from a response's usage; 0 if it has none."""
+    usage = payload.get("usage") if isinstance(payload, dict) else None
+    value = usage.get(field) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) else 0
+
+
+def cached_tokens(payload: Any) -> int | None:
+    """Cached prompt tokens from a response's usage; None if the engine does not say."""
+    usage = payload.get("usage") if isinstance(payload, dict) else None
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    value = details.get("cached_tokens") if isinstance(details, dict) else None
+    return value if isinstance(value, int) else None
+
+
+def with_cached_tokens(payload: Json, cached: int) -> Json:
+    """The same payload, its usage reporting P's cached tokens: D's own count holds everything that was handed off."""
+    usage = payload["usage"]
+    details = usage.get("prompt_tokens_details") or {}
+    return {**payload, "usage": {**usage, "prompt_tokens_details": {**details, "cached_tokens": cached}}}
+
+
+def handoff(d_cached: int | None, prompt_tokens: int, block_size: int) -> common_pb2.Handoff.ValueType:
+    """Whether D really received the prompt's KV, judged by D's own counters; UNSPECIFIED if D does not say.
+
+    D computes at least the last token itself, and counts whole blocks.
+    """
+    if d_cached is None:
+        return common_pb2.HANDOFF_UNSPECIFIED
+    received = d_cached >= prompt_tokens - block_size
+    return common_pb2.HANDOFF_HANDED_OFF if received else common_pb2.HANDOFF_RECOMPUTED
+
+
+def shadow_body(
+    model: str,
+    token_ids: Sequence[int],
+    priority: int,
+    cache_salt: str | None,
+    transfer: Mapping[str, Any] | None = None,
+) -> Json:
+    """A shadow leg: the prefix as token ids, one token that is thrown away, behind all normal work."""
+    body: Json = {
+        "model": model,
+        "prompt": list(token_ids),
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": False,
+    }
+    if priority:
+        body["priority"] = priority
+    if cache_salt is not None:
+        body["cache_salt"] = cache_salt
+    if transfer is not None:
+        body["kv_transfer_params"] = dict(transfer)
+    return body
+
+
+def export_params() -> Json:
+    """Parameters that make P hand out the KV of a request."""
+    return dict(_EXPORT_PARAMS)
