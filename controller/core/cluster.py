@@ -10,7 +10,7 @@ from controller.config import ControllerConfig
 from controller.core.call import Call
 from controller.core.coverage import Coverage
 from controller.core.effects import DropSession, Effect, Event
-from controller.core.instance import Facts, Instance, LoadReport
+from controller.core.instance import Facts, Instance, InstanceRef, LoadReport
 from controller.core.ledger import CallLedger, ShadowLedger
 from controller.core.placement import place_decode, place_prefill
 from controller.core.registry import Changes, Declared, Registry, describe_conflict
@@ -127,6 +127,19 @@ class Cluster:
         changes = self.registry.miss(now, name, refused=refused)
         self._apply(changes)
         return changes
+
+    def shrunk(self, now: float, ref: InstanceRef, key: SessionKey | None, tokens: int) -> None:
+        """An instance evicted part of a session's context, or of every session's (`key` None)."""
+        self._now = now
+        instance = self.registry.live(ref)
+        if instance is None:
+            return
+        session = self.sessions.get(key) if key is not None else None
+        for touched in self.sessions if key is None else [session] if session else []:
+            binding = touched.bindings.get(instance.model)
+            if binding is not None:
+                self.coverage.shrink(binding, instance, tokens)
+        self._schedule(now)
 
     # Calls.
 

@@ -108,6 +108,18 @@ class Coverage:
         binding.decode_tokens = min(binding.decode_tokens, kept)
         return lost
 
+    def shrink(self, binding: Binding, instance: Instance, tokens: int) -> None:
+        """The instance says that it holds only `tokens` of the context now."""
+        kept = whole_blocks(tokens, instance.facts.block_size)
+        if binding.decode == instance.ref:
+            binding.decode_tokens = min(binding.decode_tokens, kept)
+        if binding.prefill == instance.ref:
+            lost = min(binding.shadow_resident, max(0, binding.prefill_tokens - max(kept, binding.normal_tokens)))
+            self._ledger.waste(lost, pb.SHADOW_REASON_EVICTED)
+            binding.shadow_resident -= lost
+            binding.prefill_tokens = min(binding.prefill_tokens, kept)
+            binding.normal_tokens = min(binding.normal_tokens, kept)
+
     def forget(self, session: Session) -> None:
         """Give up everything a session holds."""
         for binding in session.bindings.values():

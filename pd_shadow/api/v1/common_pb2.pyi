@@ -174,6 +174,8 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     """The instance that held the shadow restarted or went away."""
     SHADOW_REASON_NOT_APPEND_ONLY: _ShadowReason.ValueType  # 20
     """The model's chat template rewrites earlier turns; only the common token prefix is kept warm."""
+    SHADOW_REASON_EVICTED: _ShadowReason.ValueType  # 21
+    """The instance evicted the shadow to make room."""
 
 class ShadowReason(_ShadowReason, metaclass=_ShadowReasonEnumTypeWrapper):
     """Why a shadow job is where it is: running, finished, or what holds it."""
@@ -219,6 +221,8 @@ SHADOW_REASON_INSTANCE_LOST: ShadowReason.ValueType  # 19
 """The instance that held the shadow restarted or went away."""
 SHADOW_REASON_NOT_APPEND_ONLY: ShadowReason.ValueType  # 20
 """The model's chat template rewrites earlier turns; only the common token prefix is kept warm."""
+SHADOW_REASON_EVICTED: ShadowReason.ValueType  # 21
+"""The instance evicted the shadow to make room."""
 Global___ShadowReason: _TypeAlias = ShadowReason  # noqa: Y015
 
 class _GateReason:

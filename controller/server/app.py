@@ -1,0 +1,151 @@
+"""The controller process: gRPC server, discovery, clock ticks and the metrics endpoint, from start to SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+
+import grpc
+from aiohttp import web
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from controller.config import ControllerConfig
+from controller.discovery.static import StaticDiscovery
+from controller.metrics import registry_for
+from controller.server.admin import AdminServicer
+from controller.server.engine import EngineServicer
+from controller.server.placement import PlacementServicer
+from controller.server.plane import Plane
+from pd_shadow.api.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    engine_pb2,
+    engine_pb2_grpc,
+    placement_pb2,
+    placement_pb2_grpc,
+)
+from pd_shadow.common.grpc_options import SERVER_OPTIONS
+from pd_shadow.common.logs import get_logger
+
+TICK_SECONDS = 0.1
+# grpc.health.v1 service names: one for "restart me", one for "send me no new work".
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+log = get_logger("controller")
+
+
+class StartError(Exception):
+    """The controller cannot start; the message says what to change."""
+
+
+class Controller:
+    """One controller process, also usable in tests: `async with Controller(config).running() as controller`."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self.config = config
+        self.plane = Plane(config)
+        self.port = 0
+        self.metrics_port = 0
+        # Ends only by cancellation; any other end is a failure of the process.
+        self._background: asyncio.Task[None] | None = None
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Controller]:
+        """Serve inside the block; drain and stop at its end. Raises StartError when an address is taken."""
+        server = await self._start_grpc()
+        metrics = await self._start_metrics()
+        background = self._background = asyncio.create_task(self._work())
+        await self._set_health(READINESS, serving=True)
+        log.info("controller_serving", listen=self.config.listen, port=self.port)
+        try:
+            yield self
+        finally:
+            # Readiness first, so that nobody comes; then the streams end, so that everybody can go.
+            await self._set_health(READINESS, serving=False)
+            self.plane.close()
+            background.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await background
+            await server.stop(self.config.grace_seconds)
+            if metrics is not None:
+                await metrics.cleanup()
+            log.info("controller_stopped")
+
+    async def serve(self) -> None:
+        """Run until SIGTERM or SIGINT, or until a background task fails."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with self.running():
+            stopped = asyncio.create_task(stop.wait())
+            watched = [stopped] if self._background is None else [stopped, self._background]
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick(), name="tick")
+            tasks.create_task(StaticDiscovery(self.config.discovery, self.plane).run(), name="discovery")
+
+    async def _tick(self) -> None:
+        while True:
+            with self.plane.turn() as (cluster, now):
+                cluster.tick(now)
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _start_grpc(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self.plane), server)
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(self.plane), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.plane), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        services = [
+            descriptor.services_by_name[name].full_name
+            for descriptor, name in (
+                (placement_pb2.DESCRIPTOR, "PlacementService"),
+                (engine_pb2.DESCRIPTOR, "EngineService"),
+                (admin_pb2.DESCRIPTOR, "AdminService"),
+                (health_pb2.DESCRIPTOR, "Health"),
+            )
+        ]
+        reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
+        for service in ("", LIVENESS, *services):
+            await self._set_health(service, serving=True)
+        try:
+            self.port = server.add_insecure_port(self.config.listen)
+        except RuntimeError as error:
+            raise StartError(f"listen: cannot bind {self.config.listen}; is another controller running?") from error
+        await server.start()
+        return server
+
+    async def _start_metrics(self) -> web.AppRunner | None:
+        if self.config.metrics_listen is None:
+            return None
+        registry = registry_for(self.plane)
+
+        async def metrics(_: web.Request) -> web.Response:
+            return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        host, port = self.config.metrics_listen.rsplit(":", 1)
+        site = web.TCPSite(runner, host.strip("[]") or None, int(port))
+        try:
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            raise StartError(f"metrics_listen: cannot bind {self.config.metrics_listen}: {error.strerror}") from error
+        self.metrics_port = runner.addresses[0][1]
+        return runner
+
+    async def _set_health(self, service: str, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(service, status)

@@ -1,0 +1,84 @@
+"""Core objects to messages."""
+
+from __future__ import annotations
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from controller.core.cluster import ShadowTarget
+from controller.core.effects import CancelLeg, DropSession, Effect, StartLeg
+from controller.core.instance import Instance, InstanceRef
+from controller.core.placement import Placed
+from controller.core.session import SessionKey
+from pd_shadow.api.v1 import admin_pb2 as admin
+from pd_shadow.api.v1 import common_pb2 as common
+from pd_shadow.api.v1 import placement_pb2 as pb
+from pd_shadow.common.reasons import label
+
+
+def ref(value: InstanceRef | None) -> common.InstanceRef | None:
+    return common.InstanceRef(name=value.name, incarnation=value.incarnation) if value else None
+
+
+def endpoint(instance: Instance) -> common.InstanceEndpoint:
+    return common.InstanceEndpoint(ref=ref(instance.ref), url=instance.url)
+
+
+def session_key(key: SessionKey) -> common.SessionKey:
+    return common.SessionKey(tenant=key.tenant, session_id=key.session_id)
+
+
+def placement(placed: Placed | None) -> pb.Placement | None:
+    return pb.Placement(instance=endpoint(placed.instance), reason=placed.reason) if placed else None
+
+
+def shadow_target(target: ShadowTarget) -> pb.ShadowTarget:
+    return pb.ShadowTarget(
+        model=target.model,
+        switch_probability=target.probability,
+        renderer=endpoint(target.renderer),
+        block_size=target.renderer.facts.block_size,
+        max_context_tokens=target.renderer.facts.max_context_tokens,
+    )
+
+
+def cluster_instance(instance: Instance) -> pb.ClusterInstance:
+    return pb.ClusterInstance(
+        endpoint=endpoint(instance),
+        role=instance.role,
+        model=instance.model,
+        state=instance.state,
+        block_size=instance.facts.block_size,
+        max_context_tokens=instance.facts.max_context_tokens,
+    )
+
+
+def work(effect: Effect) -> pb.WatchShadowWorkResponse:
+    match effect:
+        case StartLeg():
+            return pb.WatchShadowWorkResponse(
+                leg_start=pb.LegStart(
+                    leg_id=effect.leg_id,
+                    session=session_key(effect.session),
+                    model=effect.model,
+                    kind=effect.kind,
+                    instance=endpoint(effect.instance),
+                    revision=effect.revision,
+                    upto_tokens=effect.upto_tokens,
+                    deadline_seconds=effect.deadline_seconds,
+                )
+            )
+        case CancelLeg():
+            return pb.WatchShadowWorkResponse(leg_cancel=pb.LegCancel(leg_id=effect.leg_id, reason=effect.reason))
+        case DropSession():
+            return pb.WatchShadowWorkResponse(
+                session_dropped=pb.SessionDropped(session=session_key(effect.session), reason=effect.reason)
+            )
+
+
+def timestamp(seconds: float) -> Timestamp:
+    whole = int(seconds // 1)
+    return Timestamp(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
+def event_name(kind: int) -> str:
+    return label(admin.EventKind.DESCRIPTOR, kind)

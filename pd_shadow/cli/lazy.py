@@ -1,0 +1,25 @@
+"""A command group whose commands are imported when they are named: `--help` needs nothing installed."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """`lazy` maps a command's name to the module and attribute it lives in."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = dict(lazy)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return None
+        module, attribute = self._lazy[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
