@@ -75,6 +75,7 @@ class Call:
         self._placed = placement_pb2.BeginCallResponse()
         self._digest = digest(body, services.ratios.of(self._model))
         self._ended = False
+        self._phase: placement_pb2.CallPhase.ValueType = placement_pb2.CALL_PHASE_UNSPECIFIED
         self._rendering: Rendering | None = None
         self._started = asyncio.get_running_loop().time()
         # What EndCall will say.
@@ -142,7 +143,7 @@ class Call:
         if not self._placed.HasField("decode"):
             self._end()
             raise no_ready_instance(self._model)
-        self._follow(partial=False)
+        self._follow(begins=True)
 
     def _fallback(self, why: str) -> placement_pb2.BeginCallResponse:
         services = self._services
@@ -269,6 +270,8 @@ class Call:
             # Headers wait for the first event, so that a failure before it still has a status of its own.
             data = None if event == DONE else self._take(event)
             if not response.prepared:
+                elapsed = asyncio.get_running_loop().time() - self._started
+                self._services.metrics.ttft.labels(self._model_label()).observe(elapsed)
                 self._first_token()
                 await response.prepare(request)
             if event == DONE:
@@ -279,7 +282,7 @@ class Call:
                 await response.write(frame(data))
             if self._output.tokens - rendered_tokens >= self._services.config.shadow.stream_batch_tokens:
                 rendered_tokens = self._output.tokens
-                self._follow(partial=True)
+                self._follow()
         raise ApiError(502, "The decode instance ended its answer early.", code="engine_failed")
 
     def _take(self, event: bytes) -> bytes | None:
@@ -316,8 +319,6 @@ class Call:
 
     def _first_token(self) -> None:
         """D has begun: its link is free, and what is not known to have arrived is not claimed."""
-        elapsed = asyncio.get_running_loop().time() - self._started
-        self._services.metrics.ttft.labels(self._model_label()).observe(elapsed)
         self._report_phase(placement_pb2.CALL_PHASE_DECODE)
         if self._handoff == common_pb2.HANDOFF_NONE:
             self._handoff = common_pb2.HANDOFF_UNSPECIFIED if self._transfer else common_pb2.HANDOFF_RECOMPUTED
@@ -382,22 +383,24 @@ class Call:
         if self._session is not None:
             self._services.dispatcher.follow(self._session, conversation, targets)
 
-    def _follow(self, *, partial: bool) -> None:
-        """Have the context so far rendered for the call's shadow targets."""
+    def _follow(self, *, begins: bool = False) -> None:
+        """Have the context so far rendered for the call's shadow targets: the input, later what was said so far."""
         if self._session is None:
             return
-        if partial and (self._output.has_tool_calls or not self._output.text):
+        if not begins and (self._output.has_tool_calls or not self._output.text):
             # A tool call that is not complete cannot be rendered; the call's end brings it whole.
             return
-        conversation = self._conversation(self._output if partial else None, partial=partial)
-        self._services.dispatcher.follow(self._session, conversation, self._placed.shadow_targets)
+        conversation = self._conversation(None if begins else self._output, partial=not begins)
+        targets = self._placed.shadow_targets
+        self._services.dispatcher.follow(self._session, conversation, targets, begins=begins)
 
     def _conversation(self, output: Output | None, *, partial: bool) -> Conversation:
         tokens = self._digest.prompt_tokens + self._output.tokens
         return Conversation(self._number, self._body, self._identity.cache_salt, tokens, output, partial)
 
     def _report_phase(self, phase: placement_pb2.CallPhase.ValueType) -> None:
-        if self._placed.call_id:
+        if self._placed.call_id and phase != self._phase:
+            self._phase = phase
             self._services.controller.progress(
                 placement_pb2.ReportProgressRequest(
                     call_id=self._placed.call_id, phase=phase, generated_tokens=self._output.tokens

@@ -39,8 +39,13 @@ class Dispatcher:
         )
         self._legs = ShadowLegs(self.contexts, engines, controller, metrics, config.shadow)
 
-    def follow(self, session: SessionId, conversation: Conversation, targets: Targets) -> None:
-        """A call began, said more, or ended: remember its context and have it rendered for the targets."""
+    def follow(self, session: SessionId, conversation: Conversation, targets: Targets, *, begins: bool = False) -> None:
+        """A call began, said more, or ended: remember its context and have it rendered for the targets.
+
+        A session that was dropped during a call comes back with its next call only.
+        """
+        if not begins and self.contexts.conversation(session) is None:
+            return
         if not self.contexts.put_conversation(session, conversation):
             return
         self._metrics.sessions.set(len(self.contexts))

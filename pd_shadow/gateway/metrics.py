@@ -14,7 +14,7 @@ class Metrics:
         self.requests = self._counter(f"{prefix}_requests", "Calls by how they ended.", "model", "endpoint", "outcome")
         self.ttft = Histogram(
             f"{prefix}_ttft_seconds",
-            "Seconds from a call's arrival to its first token (to its answer if it does not stream).",
+            "Seconds from a streaming call's arrival to its first token.",
             ["model"],
             buckets=_TTFT_BUCKETS,
             registry=self.registry,

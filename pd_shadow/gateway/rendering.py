@@ -58,9 +58,11 @@ def _chat(model: str, body: Mapping[str, Any], output: Output | None, *, partial
 
 def _continued(messages: list[Json], output: Output) -> list[Json]:
     """The history when the call continued its own last message."""
-    last = messages[-1]
+    before = messages[-1].get("content") or "" if messages else None
+    if not isinstance(before, str):
+        raise NotRenderableError("the message to continue is no text")
     said = output.message()
-    return [*messages[:-1], {**last, **said, "content": (last.get("content") or "") + (said["content"] or "")}]
+    return [*messages[:-1], {**messages[-1], **said, "content": before + (said["content"] or "")}]
 
 
 def _template_kwargs(body: Mapping[str, Any]) -> Json:

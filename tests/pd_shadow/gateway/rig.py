@@ -1,7 +1,7 @@
 """A scripted cluster in one process: fake engines over HTTP, a scripted controller over gRPC, a real gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -389,11 +389,18 @@ async def running(settings: dict[str, Any] | None = None, *, with_controller: bo
         if not with_controller:
             await rig.stop_controller()
         rig.gateway = Gateway(parse(GatewayConfig, given))
+        known = asyncio.Event()
+        update = rig.gateway.cluster.update
+
+        def updated(instances: Iterable[placement_pb2.ClusterInstance]) -> None:
+            update(instances)
+            known.set()
+
+        rig.gateway.cluster.update = updated  # type: ignore[method-assign]
         rig.url = await rig.gateway.start()
         stack.push_async_callback(rig.gateway.stop)
         rig.http = await stack.enter_async_context(aiohttp.ClientSession())
         if with_controller:
             await rig.controller.until(lambda: rig.controller.watchers > 0)
-            while not rig.gateway.ready:
-                await asyncio.sleep(0)
+            await known.wait()
         yield rig
