@@ -55,6 +55,7 @@ class ModelSpec(Config):
     layers: int
     heads: int
     kv_heads: int
+    head_dim: int = 64
     chat_template: str
     special_tokens: tuple[str, ...]
     max_model_len: int = 16384
@@ -66,9 +67,9 @@ SMALL = ModelSpec(
     vocab_size=4096,
     hidden_size=256,
     intermediate_size=512,
-    layers=3,
-    heads=4,
-    kv_heads=2,
+    layers=2,
+    heads=1,
+    kv_heads=1,
     chat_template=CHATML,
     special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
 )
@@ -77,8 +78,8 @@ LARGE = ModelSpec(
     vocab_size=6144,
     hidden_size=320,
     intermediate_size=640,
-    layers=4,
-    heads=5,
+    layers=3,
+    heads=1,
     kv_heads=1,
     chat_template=TAGGED,
     special_tokens=("<|eos|>", "<|end|>", *(f"<|{role}|>" for role in ROLES)),
@@ -183,7 +184,7 @@ def _write_config(spec: ModelSpec, folder: Path) -> None:
             "num_hidden_layers": spec.layers,
             "num_attention_heads": spec.heads,
             "num_key_value_heads": spec.kv_heads,
-            "head_dim": spec.hidden_size // spec.heads,
+            "head_dim": spec.head_dim,
             "max_position_embeddings": spec.max_model_len,
             "rope_theta": 1_000_000.0,
             "rms_norm_eps": 1e-5,
@@ -206,7 +207,7 @@ def _write_weights(spec: ModelSpec, vocabulary: dict[str, int], folder: Path) ->
         return random.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain / math.sqrt(columns))
 
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    head = hidden // spec.heads
+    head = spec.head_dim
     ones = np.ones(hidden, dtype=np.float32)
     embedding = random.standard_normal((spec.vocab_size, hidden), dtype=np.float32)
     output = matrix(spec.vocab_size, hidden)
