@@ -198,8 +198,6 @@ class Cluster:
         for role, placed in ((common.ROLE_PREFILL, prefill.placed), (common.ROLE_DECODE, decode)):
             if placed is not None:
                 self.call_ledger.placements[model, role, placed.reason] += 1
-        if prefill.placed is not None:
-            self.jobs.preempt(prefill.placed.instance)
         targets: list[ShadowTarget] = []
         if session is not None:
             if session.current_model:
@@ -212,6 +210,8 @@ class Cluster:
             if job is not None:
                 self.jobs.suspend(job, common.SHADOW_REASON_MODEL_IN_USE)
             targets = self._shadow_targets(now, session)
+        if prefill.placed is not None:
+            self.jobs.preempt(prefill.placed.instance)
         self._schedule(now)
         return Begun(call, targets)
 
@@ -370,6 +370,12 @@ class Cluster:
                             label(common.PlacementReason.DESCRIPTOR, reason),
                             f"{model}: {instance.name} {instance.facts.incarnation}",
                         )
+        for model in {instance.model for instance in changes.state_changed}:
+            for job in self.jobs.homeless(model):
+                homeless = self.sessions.get(job.session)
+                sides = self._shadow_sides(homeless, model) if homeless else None
+                if sides is not None:
+                    self.jobs.rehome(job, *sides)
         if changes.state_changed:
             self._schedule(self._now)
 

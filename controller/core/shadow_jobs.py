@@ -92,6 +92,21 @@ class ShadowJobs:
             self.cancel(job, reason)
         self._refresh(job)
 
+    def homeless(self, model: str) -> list[ShadowJob]:
+        """Jobs of a model without a leg whose P or D is no more."""
+        return [
+            job
+            for job in self._jobs.values()
+            if job.model == model
+            and job.leg is None
+            and not (job.prefill.alive and job.decode is not None and job.decode.alive)
+        ]
+
+    def rehome(self, job: ShadowJob, prefill: Instance, decode: Instance | None) -> None:
+        """Give a job without a leg another P and D."""
+        job.prefill, job.decode = prefill, decode
+        self._refresh(job)
+
     def rendered(self, job: ShadowJob, revision: int, tokens: int, kept_tokens: int, in_use: bool) -> None:
         """The target engine rendered the context: `tokens` long, `kept_tokens` of it as before."""
         if revision <= job.revision:
@@ -163,7 +178,9 @@ class ShadowJobs:
         done = outcome == pb.LEG_OUTCOME_DONE
         self._release(now, job, leg, keep_link=done and leg.kind == pb.LEG_KIND_EXPORT)
         if done:
-            job.failures = 0
+            if leg.kind != pb.LEG_KIND_EXPORT:
+                # An export alone proves nothing: a fetch that keeps failing must not pin P's blocks every half second.
+                job.failures = 0
             self._done(now, job, leg, cached_tokens)
         elif outcome in (pb.LEG_OUTCOME_CANCELLED, pb.LEG_OUTCOME_STALE):
             job.cancelled_prefill |= leg.kind == pb.LEG_KIND_PREFILL
