@@ -44,7 +44,7 @@ class StaticDiscovery:
         while True:
             trouble = ""
             try:
-                facts, load = await self._look(http, instance, context_tokens)
+                facts, load = await self.look(http, instance, context_tokens)
                 with self._plane.turn() as (cluster, now):
                     cluster.observe(now, instance.name, facts, load)
             except (aiohttp.ClientError, TimeoutError, ValueError, RejectedError) as error:
@@ -56,7 +56,7 @@ class StaticDiscovery:
             self._trouble[instance.name] = trouble
             await asyncio.sleep(self._config.poll_interval_seconds)
 
-    async def _look(
+    async def look(
         self, http: aiohttp.ClientSession, instance: StaticInstance, context_tokens: dict[str, int]
     ) -> tuple[Facts, LoadReport]:
         """One look; `context_tokens` remembers the context window per incarnation, which never changes within one."""

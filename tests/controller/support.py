@@ -116,9 +116,7 @@ class World:
         return done
 
 
-def world(
-    *, models: tuple[str, ...] = ("a", "b"), replicas: int = 1, connected: bool = True, **config: Any
-) -> World:
+def world(*, models: tuple[str, ...] = ("a", "b"), replicas: int = 1, connected: bool = True, **config: Any) -> World:
     """`replicas` P and D per model, named a-p0, a-d0, …, all ready; one connected dispatcher."""
     cluster = Cluster(ControllerConfig.model_validate(config), epoch="t")
     result = World(cluster)

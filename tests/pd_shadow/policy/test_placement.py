@@ -31,7 +31,9 @@ def test_without_candidates_there_is_no_choice() -> None:
         choose([], 100)
 
 
-@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000)), min_size=1, max_size=6), st.integers(0, 10_000))
+@given(
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000)), min_size=1, max_size=6), st.integers(0, 10_000)
+)
 def test_no_candidate_would_end_earlier(loads: list[tuple[int, int]], prompt: int) -> None:
     candidates = [candidate(str(i), pending, warm) for i, (pending, warm) in enumerate(loads)]
     choice = choose(candidates, prompt)

@@ -21,7 +21,11 @@ def test_history_of_the_task_outweighs_the_coarser_one() -> None:
     assert 0.4 < prior.probability("unseen", "a", "b", 2) < 0.6
 
 
-@given(st.lists(st.tuples(st.sampled_from(["t", ""]), models, models), max_size=60), st.sampled_from(["t", "", "x"]), models)
+@given(
+    st.lists(st.tuples(st.sampled_from(["t", ""]), models, models), max_size=60),
+    st.sampled_from(["t", "", "x"]),
+    models,
+)
 def test_probabilities_over_all_models_sum_to_one(history: list[tuple[str, str, str]], task: str, current: str) -> None:
     prior = SwitchPrior()
     for step in history:

@@ -1,0 +1,382 @@
+"""The controller over real gRPC: health, refusals with details, streams, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from controller.config import ControllerConfig
+from controller.core.instance import LoadReport
+from controller.core.registry import Declared
+from controller.server.app import LIVENESS, READINESS, Controller
+from controller.server.plane import QUEUE_LIMIT, Plane
+from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2, engine_pb2_grpc, placement_pb2_grpc
+from pd_shadow.api.v1 import placement_pb2 as pb
+from tests.controller.support import facts
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SESSION = common_pb2.SessionKey(session_id="s")
+
+
+def add_instance(plane: Plane, name: str, model: str, role: common_pb2.Role.ValueType) -> None:
+    with plane.turn() as (cluster, now):
+        cluster.declare(Declared(name, model, role, f"http://{name}"))
+        cluster.observe(now, name, facts(), LoadReport())
+
+
+@pytest.fixture
+async def controller() -> AsyncIterator[Controller]:
+    config = ControllerConfig(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0", grace_seconds=0)
+    async with Controller(config).running() as running:
+        for model in "ab":
+            add_instance(running.plane, f"{model}-p0", model, common_pb2.ROLE_PREFILL)
+            add_instance(running.plane, f"{model}-d0", model, common_pb2.ROLE_DECODE)
+        yield running
+
+
+@pytest.fixture
+async def channel(controller: Controller) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as open_channel:
+        yield open_channel
+
+
+def begin(model: str = "a", **more: object) -> pb.BeginCallRequest:
+    return pb.BeginCallRequest(**{"gateway_id": "gw", "model": model, "prompt_tokens": 1000, **more})  # type: ignore[arg-type]
+
+
+def details(error: grpc.aio.AioRpcError) -> tuple[str, dict[str, str]]:
+    """ErrorInfo's reason and BadRequest's violations."""
+    status = rpc_status.from_call(error)
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in status.details:
+        detail.Unpack(info)
+        detail.Unpack(bad)
+    return info.reason, {v.field: v.description for v in bad.field_violations}
+
+
+async def test_a_call_from_begin_to_end(channel: grpc.aio.Channel) -> None:
+    placement = placement_pb2_grpc.PlacementServiceStub(channel)
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    begun = await placement.BeginCall(begin(session=SESSION, task="math"))
+    assert begun.prefill.instance.url == "http://a-p0"
+    assert begun.decode.reason == common_pb2.PLACEMENT_REASON_FIRST_CALL
+    assert [(t.model, t.renderer.url, t.block_size) for t in begun.shadow_targets] == [("b", "http://b-p0", 128)]
+    ledger = await admin.GetLedger(admin_pb2.GetLedgerRequest())
+    assert (ledger.in_flight.calls, ledger.in_flight.pending_prefill_tokens) == (1, 1000)
+    stream = placement.ReportProgress()
+    await stream.write(pb.ReportProgressRequest(call_id="nobody's", phase=pb.CALL_PHASE_TRANSFER))
+    await stream.write(pb.ReportProgressRequest(call_id=begun.call_id, phase=pb.CALL_PHASE_TRANSFER))
+    await stream.done_writing()
+    await stream
+    links = await admin.ListLinks(admin_pb2.ListLinksRequest())
+    assert [link.gate for link in links.links] == [common_pb2.GATE_REASON_NORMAL_TRANSFER, common_pb2.GATE_REASON_OPEN]
+    ended = await placement.EndCall(
+        pb.EndCallRequest(
+            call_id=begun.call_id,
+            outcome=common_pb2.CALL_OUTCOME_COMPLETED,
+            handoff=common_pb2.HANDOFF_HANDED_OFF,
+            prompt_tokens=1000,
+            completion_tokens=30,
+        )
+    )
+    assert [t.model for t in ended.shadow_targets] == ["b"]
+    ledger = await admin.GetLedger(admin_pb2.GetLedgerRequest())
+    assert ledger.in_flight == admin_pb2.InFlight()
+    assert (ledger.calls.calls, ledger.calls.handed_off) == (1, 1)
+    session = (await admin.GetSession(admin_pb2.GetSessionRequest(session=SESSION))).session
+    assert [(b.model, b.prefill.name, b.prefill_tokens) for b in session.bindings] == [("a", "a-p0", 896), ("b", "", 0)]
+    warmth = await placement.GetWarmth(pb.GetWarmthRequest(session=SESSION))
+    assert warmth.current_model == "a"
+    assert {m.model: m.prefill_tokens for m in warmth.models} == {"a": 896, "b": 0}
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "reason", "field"),
+    [
+        (begin("zzz"), grpc.StatusCode.NOT_FOUND, "REJECTION_REASON_UNKNOWN_MODEL", "model"),
+        (begin(""), grpc.StatusCode.INVALID_ARGUMENT, "REJECTION_REASON_INVALID_FIELD", "model"),
+        (begin(gateway_id=""), grpc.StatusCode.INVALID_ARGUMENT, "REJECTION_REASON_INVALID_FIELD", "gateway_id"),
+        (
+            begin(session=common_pb2.SessionKey(session_id="x" * 5000)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "REJECTION_REASON_INVALID_FIELD",
+            "session.session_id",
+        ),
+        (
+            begin(session=common_pb2.SessionKey(session_id="a\x00b")),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "REJECTION_REASON_INVALID_FIELD",
+            "session.session_id",
+        ),
+        (
+            begin(messages=[pb.MessageDigest(rolling_hash=b"short")]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "REJECTION_REASON_INVALID_FIELD",
+            "messages[0].rolling_hash",
+        ),
+        (
+            begin(
+                messages=[
+                    pb.MessageDigest(rolling_hash=b"x" * 16, running_tokens=9),
+                    pb.MessageDigest(rolling_hash=b"y" * 16, running_tokens=8),
+                ]
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "REJECTION_REASON_INVALID_FIELD",
+            "messages[1].running_tokens",
+        ),
+        (
+            begin(messages=[pb.MessageDigest(rolling_hash=b"x" * 16)] * 4097),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "REJECTION_REASON_INVALID_FIELD",
+            "messages",
+        ),
+    ],
+)
+async def test_bad_calls_are_refused_with_the_field(
+    channel: grpc.aio.Channel, request_: pb.BeginCallRequest, code: grpc.StatusCode, reason: str, field: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await placement_pb2_grpc.PlacementServiceStub(channel).BeginCall(request_)
+    assert caught.value.code() == code
+    found, violations = details(caught.value)
+    assert found == reason
+    assert list(violations) == [field]
+    ledger = await admin_pb2_grpc.AdminServiceStub(channel).GetLedger(admin_pb2.GetLedgerRequest())
+    assert ledger.in_flight == admin_pb2.InFlight()
+
+
+async def test_a_dispatcher_gets_its_legs_and_its_end_is_noticed(
+    controller: Controller, channel: grpc.aio.Channel
+) -> None:
+    placement = placement_pb2_grpc.PlacementServiceStub(channel)
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    watch = placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="gw"))
+    await watch.initial_metadata()
+    await placement.BeginCall(begin(session=SESSION))
+    rendered = pb.ContextRendered(session=SESSION, model="b", revision=1, tokens=5000)
+    await placement.ReportShadowWork(pb.ReportShadowWorkRequest(gateway_id="gw", context_rendered=rendered))
+    leg = (await watch.read()).leg_start
+    assert (leg.kind, leg.upto_tokens, leg.revision, leg.instance.url) == (
+        common_pb2.LEG_KIND_PREFILL,
+        4096,
+        1,
+        "http://b-p0",
+    )
+    finished = pb.LegFinished(leg_id=leg.leg_id, outcome=common_pb2.LEG_OUTCOME_DONE)
+    await placement.ReportShadowWork(pb.ReportShadowWorkRequest(gateway_id="gw", leg_finished=finished))
+    following = (await watch.read()).leg_start
+    assert following.upto_tokens == 4992
+    jobs = (await admin.ListShadowJobs(admin_pb2.ListShadowJobsRequest())).jobs
+    assert [(j.model, j.reason, j.prefill_tokens) for j in jobs] == [("b", common_pb2.SHADOW_REASON_RUNNING, 4096)]
+    events = admin.WatchEvents(admin_pb2.WatchEventsRequest())
+    await events.initial_metadata()
+    watch.cancel()
+    event = (await events.read()).event
+    assert (event.subject, event.reason) == ("gw", "left")
+    ledger = await admin.GetLedger(admin_pb2.GetLedgerRequest())
+    assert ledger.in_flight.shadow_legs == 0
+    assert ledger.shadow.prefilled_tokens == ledger.shadow.resident_tokens == 4096
+
+
+async def test_a_newer_stream_of_a_gateway_replaces_the_older(channel: grpc.aio.Channel) -> None:
+    placement = placement_pb2_grpc.PlacementServiceStub(channel)
+    first = placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="gw"))
+    await first.initial_metadata()
+    second = placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="gw"))
+    await second.initial_metadata()
+    assert await first.read() is grpc.aio.EOF
+    await placement.BeginCall(begin(session=SESSION))
+    rendered = pb.ContextRendered(session=SESSION, model="b", revision=1, tokens=5000)
+    await placement.ReportShadowWork(pb.ReportShadowWorkRequest(gateway_id="gw", context_rendered=rendered))
+    assert (await second.read()).HasField("leg_start")
+
+
+async def test_streams_are_capped() -> None:
+    config = ControllerConfig.model_validate(
+        {"listen": "127.0.0.1:0", "grace_seconds": 0, "limits": {"max_streams": 1}}
+    )
+    async with (
+        Controller(config).running() as running,
+        grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+    ):
+        placement = placement_pb2_grpc.PlacementServiceStub(channel)
+        first = placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="one"))
+        await first.initial_metadata()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="two")).read()
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_dispatcher_too_far_behind_is_cut_off(controller: Controller) -> None:
+    subscription = controller.plane.subscribe("slow")
+    message = pb.WatchShadowWorkResponse()
+    assert all(subscription.offer(message) for _ in range(QUEUE_LIMIT))
+    assert not subscription.offer(message)
+
+
+async def test_watching_the_cluster_shows_every_change(controller: Controller, channel: grpc.aio.Channel) -> None:
+    watch = placement_pb2_grpc.PlacementServiceStub(channel).WatchCluster(pb.WatchClusterRequest())
+    first = await watch.read()
+    assert {i.endpoint.ref.name: i.state for i in first.instances} == dict.fromkeys(
+        ("a-p0", "a-d0", "b-p0", "b-d0"), common_pb2.INSTANCE_STATE_READY
+    )
+    with controller.plane.turn() as (cluster, now):
+        cluster.miss(now, "a-p0", refused=True)
+    second = await watch.read()
+    states = {i.endpoint.ref.name: i.state for i in second.instances}
+    assert states["a-p0"] == common_pb2.INSTANCE_STATE_SUSPECT
+
+
+async def test_liveness_and_readiness_are_told_apart_and_unknown_services_are_not_found(
+    channel: grpc.aio.Channel,
+) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    for service in ("", LIVENESS, READINESS, "pdshadow.v1.PlacementService"):
+        assert (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status == SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Check(health_pb2.HealthCheckRequest(service="nope"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_shutting_down_turns_readiness_off_and_ends_the_streams() -> None:
+    config = ControllerConfig(listen="127.0.0.1:0", grace_seconds=5)
+    async with Stoppable(config) as (running, channel, stop):
+        placement = placement_pb2_grpc.PlacementServiceStub(channel)
+        readiness = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=READINESS))
+        assert (await readiness.read()).status == SERVING
+        watch = placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="gw"))
+        await watch.initial_metadata()
+        assert running.plane.closing is False
+        stop.set()
+        assert (await readiness.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+
+
+async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    listed = {service.name for service in (await call.read()).list_services_response.service}
+    assert {"pdshadow.v1.PlacementService", "pdshadow.v1.EngineService", "pdshadow.v1.AdminService"} <= listed
+
+
+async def test_lists_are_paged(controller: Controller, channel: grpc.aio.Channel) -> None:
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    seen, token = [], ""
+    while True:
+        page = await admin.ListInstances(admin_pb2.ListInstancesRequest(page_size=3, page_token=token))
+        seen += [i.endpoint.ref.name for i in page.instances]
+        if not (token := page.next_page_token):
+            break
+    assert seen == ["a-d0", "a-p0", "b-d0", "b-p0"]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await admin.ListInstances(admin_pb2.ListInstancesRequest(page_token="x"))
+    assert details(caught.value)[1].keys() == {"page_token"}
+    with pytest.raises(grpc.aio.AioRpcError) as unknown:
+        await admin.GetInstance(admin_pb2.GetInstanceRequest(name="nope"))
+    assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_operators_read_models_and_the_configuration_in_force(channel: grpc.aio.Channel) -> None:
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    models = (await admin.ListModels(admin_pb2.ListModelsRequest())).models
+    assert [(m.name, m.prefill_ready, m.decode_ready) for m in models] == [("a", 1, 1), ("b", 1, 1)]
+    config = (await admin.GetEffectiveConfig(admin_pb2.GetEffectiveConfigRequest())).config
+    assert config["shadow"]["chunk_tokens"] == 4096  # type: ignore[index,call-overload]
+
+
+async def test_an_instance_attaches_reports_and_leaves(controller: Controller, channel: grpc.aio.Channel) -> None:
+    stub = engine_pb2_grpc.EngineServiceStub(channel)
+    hello = engine_pb2.Hello(
+        ref=common_pb2.InstanceRef(name="c-d0", incarnation="x1"),
+        role=common_pb2.ROLE_DECODE,
+        model="c",
+        url="http://c-d0:1",
+        block_size=16,
+    )
+    stream = stub.Attach()
+    await stream.write(engine_pb2.AttachRequest(hello=hello))
+    assert (await stream.read()).HasField("welcome")
+    instance = controller.plane.cluster.registry.named("c-d0")
+    assert instance is not None
+    assert instance.ready
+    assert not instance.request_level
+    stream.cancel()
+    events = controller.plane.cluster.events
+    while events()[-1].reason != "suspect":
+        await controller.plane.changes()
+    assert not instance.ready
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"role": common_pb2.ROLE_UNSPECIFIED}, grpc.StatusCode.INVALID_ARGUMENT, "hello.role"),
+        ({"url": "c-d0:1"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.url"),
+        ({"block_size": 0}, grpc.StatusCode.INVALID_ARGUMENT, "hello.block_size"),
+        ({"model": "a", "block_size": 64}, grpc.StatusCode.FAILED_PRECONDITION, "hello"),
+    ],
+)
+async def test_a_bad_hello_is_refused(
+    channel: grpc.aio.Channel, change: dict[str, object], code: grpc.StatusCode, field: str
+) -> None:
+    hello = {
+        "ref": common_pb2.InstanceRef(name="c-d0", incarnation="x1"),
+        "role": common_pb2.ROLE_DECODE,
+        "model": "c",
+        "url": "http://c-d0:1",
+        "block_size": 16,
+        **change,
+    }
+    stream = engine_pb2_grpc.EngineServiceStub(channel).Attach()
+    await stream.write(engine_pb2.AttachRequest(hello=engine_pb2.Hello(**hello)))  # type: ignore[arg-type]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream.read()
+    assert caught.value.code() == code
+    assert list(details(caught.value)[1]) == [field]
+
+
+async def test_metrics_are_served_and_carry_reasons(controller: Controller, channel: grpc.aio.Channel) -> None:
+    secret = common_pb2.SessionKey(session_id="in-no-label")
+    await placement_pb2_grpc.PlacementServiceStub(channel).BeginCall(begin(session=secret))
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://127.0.0.1:{controller.metrics_port}/metrics") as response,
+    ):
+        text = await response.text()
+    assert 'pd_shadow_controller_instance_ready{instance="a-p0",model="a",role="prefill"} 1.0' in text
+    assert 'pd_shadow_controller_placements_total{model="a",reason="first_call",role="decode"} 1.0' in text
+    assert "in-no-label" not in text
+
+
+class Stoppable:
+    """A controller whose shutdown starts when `stop` is set, while the block still watches."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self._controller = Controller(config)
+        self._started, self._stop = asyncio.Event(), asyncio.Event()
+
+    async def _run(self) -> None:
+        async with self._controller.running():
+            self._started.set()
+            await self._stop.wait()
+
+    async def __aenter__(self) -> tuple[Controller, grpc.aio.Channel, asyncio.Event]:
+        self._task = asyncio.create_task(self._run())
+        await self._started.wait()
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._controller.port}")
+        return self._controller, self._channel, self._stop
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await self._channel.close()
+        await self._task
