@@ -242,12 +242,12 @@ class ShadowJobs:
             return _HARVEST_REASON[verdict]
         if chunk is not None:
             job.apply(JobInput.START_PREFILL)
-            self._start(now, job, pb.LEG_KIND_PREFILL, prefill, gateway, chunk, job.revision)
+            self._start(now, job, pb.LEG_KIND_PREFILL, prefill, gateway, chunk)
         elif push is not None and decode is not None:
             decode.link.settle(now)
             decode.gate.begin_shadow()
             job.apply(JobInput.START_EXPORT)
-            self._start(now, job, pb.LEG_KIND_EXPORT, prefill, gateway, push, job.revision)
+            self._start(now, job, pb.LEG_KIND_EXPORT, prefill, gateway, push)
         return pb.SHADOW_REASON_RUNNING
 
     def _start(
@@ -258,14 +258,13 @@ class ShadowJobs:
         instance: Instance,
         gateway: str,
         chunk: Chunk,
-        revision: int,
     ) -> None:
         seconds = {
             pb.LEG_KIND_PREFILL: self._config.prefill_deadline_seconds,
             pb.LEG_KIND_EXPORT: self._config.export_deadline_seconds,
             pb.LEG_KIND_FETCH: self._config.fetch_deadline_seconds,
         }[kind]
-        leg = Leg(f"leg-{next(self._ids)}", kind, instance, gateway, revision, chunk, now + seconds)
+        leg = Leg(f"leg-{next(self._ids)}", kind, instance, gateway, job.revision, chunk, now + seconds)
         if kind == pb.LEG_KIND_FETCH:
             instance.fetch_leg = leg.leg_id
         else:
@@ -287,8 +286,7 @@ class ShadowJobs:
             self._coverage.prefill_leg_done(job.binding, leg.instance, upto, max(0, upto - found))
         elif leg.kind == pb.LEG_KIND_EXPORT and job.decode is not None:
             job.apply(JobInput.START_FETCH)
-            # About the same rendering as the export, even if a newer one has come since.
-            self._start(now, job, pb.LEG_KIND_FETCH, job.decode, leg.gateway_id, leg.chunk, leg.revision)
+            self._start(now, job, pb.LEG_KIND_FETCH, job.decode, leg.gateway_id, leg.chunk)
         else:
             self._coverage.fetch_leg_done(job.binding, leg.instance, upto)
 

@@ -59,8 +59,8 @@ class Shadow(Config):
     stream_batch_tokens: Count = 256
     # Needs engines with --scheduling-policy priority; 0 for engines without.
     priority: Annotated[int, Field(ge=0)] = 1_000_000
-    # An export is worth a fetch only while P's lease on the blocks lasts (kv_lease_duration, 30 s by default).
-    export_hold_seconds: Seconds = 25.0
+    # An export is worth a fetch only while P's lease on the blocks lasts; keep this below kv_lease_duration.
+    export_hold_seconds: Seconds = 8.0
 
 
 class GatewayConfig(Config):
