@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from pd_shadow.gateway.contexts import Conversation, Rendering, SessionId
 from pd_shadow.gateway.controller_client import ControllerClient, ControllerUnreachableError
 from pd_shadow.gateway.digest import TokenRatios, digest
 from pd_shadow.gateway.dispatcher import Dispatcher, Targets
-from pd_shadow.gateway.engine_client import EngineClient, EngineTimeoutError, EngineUnreachableError, StreamReply
+from pd_shadow.gateway.engine_client import EngineClient, EngineTimeoutError, EngineUnreachableError, Reply, StreamReply
 from pd_shadow.gateway.identity import CallIdentity
 from pd_shadow.gateway.metrics import Metrics
 from pd_shadow.gateway.openai_errors import (
@@ -174,8 +174,11 @@ class Call:
         seconds = self._services.config.deadlines.prefill
         self._recompute = common_pb2.RECOMPUTE_REASON_PREFILL_FAILED
         try:
-            reply = await self._services.engines.post(
-                instance.url, self._endpoint.value, body, seconds, self._identity.request_id
+            reply = await self._unless_lost(
+                instance.ref,
+                self._services.engines.post(
+                    instance.url, self._endpoint.value, body, seconds, self._identity.request_id
+                ),
             )
         except (EngineUnreachableError, EngineTimeoutError) as error:
             log.warning("prefill_failed", instance=instance.ref.name, why=str(error))
@@ -193,6 +196,22 @@ class Call:
             return
         self._recompute = common_pb2.RECOMPUTE_REASON_UNSPECIFIED
         self._report_phase(placement_pb2.CALL_PHASE_TRANSFER)
+
+    async def _unless_lost(self, ref: common_pb2.InstanceRef, leg: Coroutine[Any, Any, Reply]) -> Reply:
+        """The leg's answer; raises EngineUnreachableError when the cluster loses the instance, as no answer may come.
+
+        A machine that vanished closes no connection: without this, its calls would wait out their whole deadline.
+        """
+        answer = asyncio.create_task(leg)
+        lost = asyncio.create_task(self._services.cluster.until_lost(ref))
+        try:
+            await asyncio.wait({answer, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise EngineUnreachableError("the instance is gone")
+            return answer.result()
+        finally:
+            answer.cancel()
+            lost.cancel()
 
     def _learn_prompt(self, payload: Any) -> None:
         self._prompt_tokens = legs.usage_count(payload, "prompt_tokens")

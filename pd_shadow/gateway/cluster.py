@@ -1,5 +1,6 @@
 """The gateway's last known view of the cluster, and placement by rendezvous hash when nobody else places."""
 
+import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
 
@@ -15,11 +16,25 @@ class ClusterView:
         self._default_block_size = default_block_size
         self._instances: tuple[placement_pb2.ClusterInstance, ...] = ()
         self._models: tuple[str, ...] = ()
+        self._waiting: dict[asyncio.Future[None], common_pb2.InstanceRef] = {}
 
     def update(self, instances: Iterable[placement_pb2.ClusterInstance]) -> None:
         """Take a whole new view."""
         self._instances = tuple(instances)
         self._models = tuple(sorted({instance.model for instance in self._instances}))
+        alive = {_life(i.endpoint.ref) for i in self._instances if i.state != common_pb2.INSTANCE_STATE_GONE}
+        for lost, ref in self._waiting.items():
+            if _life(ref) not in alive and not lost.done():
+                lost.set_result(None)
+
+    async def until_lost(self, ref: common_pb2.InstanceRef) -> None:
+        """Wait until a new view shows that this life of an instance is over; one that is merely suspect is not."""
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[lost] = ref
+        try:
+            await lost
+        finally:
+            del self._waiting[lost]
 
     @property
     def models(self) -> Sequence[str]:
@@ -62,6 +77,10 @@ class ClusterView:
     def _ready(self, roles: frozenset[int]) -> list[placement_pb2.ClusterInstance]:
         state = common_pb2.INSTANCE_STATE_READY
         return [instance for instance in self._instances if instance.state == state and instance.role in roles]
+
+
+def _life(ref: common_pb2.InstanceRef) -> tuple[str, str]:
+    return ref.name, ref.incarnation
 
 
 def _score(key: str, name: str) -> bytes:

@@ -33,7 +33,7 @@ class Deadlines(Config):
     connect: Seconds = 2.0
     # One whole P leg, queueing included.
     prefill: Seconds = 120.0
-    # One whole D leg, and the longest silence within it.
+    # One whole D leg, and the longest silence within one that streams.
     decode: Seconds = 3_600.0
     decode_silence: Seconds = 120.0
     render: Seconds = 30.0

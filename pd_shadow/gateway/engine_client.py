@@ -95,9 +95,9 @@ class EngineClient:
     ) -> AsyncIterator[StreamReply]:
         """POST under the D leg's deadlines and hand out the answer as it comes; raises like `post`."""
         deadlines = self._deadlines
-        timeout = aiohttp.ClientTimeout(
-            total=deadlines.decode, sock_connect=deadlines.connect, sock_read=deadlines.decode_silence
-        )
+        # An answer that does not stream is silent until it is whole.
+        silence = deadlines.decode_silence if body.get("stream") else None
+        timeout = aiohttp.ClientTimeout(total=deadlines.decode, sock_connect=deadlines.connect, sock_read=silence)
         with _translated():
             response = await self._pool().post(
                 url.rstrip("/") + path, data=orjson.dumps(body), headers=_headers(request_id), timeout=timeout

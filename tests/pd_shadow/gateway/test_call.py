@@ -152,6 +152,31 @@ async def test_p_trouble_leaves_the_prompt_to_d(trouble: str, stream: bool) -> N
         assert rig.metric("recomputed_total", model="a", reason=reasons.get(trouble, "prefill_failed")) == 1
 
 
+async def test_a_p_that_vanishes_is_not_waited_for(rig: Rig) -> None:
+    rig.ap.go.clear()
+    call = asyncio.create_task(rig.chat())
+    await rig.ap.until(lambda: bool(rig.ap.seen))
+    rig.controller.view.instances[0].endpoint.ref.incarnation = "2"
+    for queue in rig.controller.views:
+        await queue.put(rig.controller.view)
+    assert (await call)[0] == 200
+    await rig.ap.until(lambda: rig.ap.aborted == 1)
+    end = await ended(rig)
+    assert end.recompute_reason == common_pb2.RECOMPUTE_REASON_PREFILL_FAILED
+
+
+async def test_only_a_stream_may_not_fall_silent() -> None:
+    async with running({"deadlines": {"decode_silence": 0.02}}) as rig:
+        rig.ad.go.clear()
+        whole = asyncio.create_task(rig.chat())
+        await rig.ad.until(lambda: bool(rig.ad.seen))
+        # The stream began later and is given up on; the answer that does not stream is still waited for.
+        assert (await rig.chat(stream=True))[0] == 504
+        assert not whole.done()
+        rig.ad.go.set()
+        assert (await whole)[0] == 200
+
+
 async def test_a_client_mistake_on_p_is_passed_through_without_d(rig: Rig) -> None:
     rig.ap.script = lambda seen: (400, {"error": {"message": "max context is 8192", "param": "messages", "code": 400}})
     status, payload, _ = await rig.chat(stream=True)
