@@ -119,7 +119,9 @@ class Cluster:
                 self._progress(f"{process.name} ready")
             yield ControlPlane(gateway_url, address, controller, gateway)
         finally:
-            await asyncio.gather(gateway.stop(), controller.stop())
+            # In this order, so that the gateway never finds its controller gone.
+            await gateway.stop()
+            await controller.stop()
 
     async def _prepare(self) -> None:
         ports = free_ports(4 * len(self.specs))

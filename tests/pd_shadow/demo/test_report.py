@@ -1,0 +1,81 @@
+"""The figures: which calls they are over, and what makes a run unequal."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from pd_shadow.api.v1 import admin_pb2
+from pd_shadow.demo import report
+from pd_shadow.demo.client import Answer
+from pd_shadow.demo.models import LARGE, SMALL
+from pd_shadow.demo.replay import Call, Run
+
+
+def answer(ttft: float, prompt: int = 8000, cached: int = 0, ids: tuple[int, ...] = (1, 2)) -> Answer:
+    return Answer(text="x", token_ids=ids, ttft=ttft, tpot=0.01, prompt_tokens=prompt, cached_tokens=cached)
+
+
+def run(switch_ttft: float, cached: int, received: int | None = 384, handed_off: int = 3) -> Run:
+    calls = [
+        Call("a", 0, "s", False, answer(0.3, prompt=2000)),
+        Call("a", 1, "l", True, answer(9.0, prompt=3000)),
+        Call("a", 2, "s", True, answer(switch_ttft, cached=cached), received, 300),
+    ]
+    ledger = admin_pb2.GetLedgerResponse(
+        shadow=admin_pb2.ShadowLedger(prefilled_tokens=10, pushed_tokens=9, hit_tokens=8, wasted_tokens=1),
+        calls=admin_pb2.CallLedger(handed_off=handed_off),
+    )
+    return Run(calls, {0: answer(0.2)}, ledger, 12.0)
+
+
+def build(cold: Run, shadow: Run) -> dict[str, object]:
+    return report.build(cold, shadow, seed=4, specs=(SMALL, LARGE), config={"sessions": 1})
+
+
+def test_the_reduction_is_over_long_switches_and_the_whole_fits_json() -> None:
+    figures = json.loads(json.dumps(build(run(1.0, 0), run(0.25, 7600))))
+    assert figures["switch_ttft_reduction"] == pytest.approx(0.75)
+    assert figures["switch_ttft_s"]["cold"]["n"] == 1
+    assert figures["switch_ttft_s_all_contexts"]["cold"]["n"] == 2
+    assert figures["hit_rate"]["switch"] == {"cold": 0.0, "shadow": round(7600 / 11000, 4)}
+    assert figures["handed_off"] == 6
+    assert figures["recomputed"] == 0
+    assert figures["ledger"] == {"prefilled": 10, "pushed": 9, "hit": 8, "wasted": 1, "resident": 0}
+    assert figures["d_received_tokens_at_switch"]["shadow"] == {
+        "mean": 384.0, "n": 1, "switches": 2, "uncovered_tail_mean": 300.0, "max_difference_from_uncovered_tail": 84,
+    }  # fmt: skip
+    assert figures["normal"]["ttft_p99_ratio"] == 1.0
+    assert figures["tokens_identical"] is True
+    assert figures["switches"] == 2
+
+
+def test_a_different_token_or_a_missing_call_is_not_identical() -> None:
+    cold, shadow = run(1.0, 0), run(0.25, 7600)
+    shadow.calls[2] = replace(shadow.calls[2], answer=answer(0.25, ids=(1, 3)))
+    assert not report.tokens_identical(cold, shadow)
+    shadow.calls.pop()
+    assert not report.tokens_identical(cold, shadow)
+
+
+def test_a_failed_call_is_counted_and_left_out_of_the_figures() -> None:
+    cold, shadow = run(1.0, 0), run(0.25, 7600)
+    shadow.calls[2] = replace(shadow.calls[2], answer=Answer(error="HTTP 502: no"))
+    figures = build(cold, shadow)
+    assert figures["failed"] == 1
+    assert figures["tokens_identical"] is False
+    assert figures["switch_ttft_reduction"] is None
+
+
+def test_the_table_says_what_is_missing_instead_of_failing() -> None:
+    empty = Run()
+    out = io.StringIO()
+    report.render(build(empty, empty), Console(file=out, width=120))
+    assert "cannot show" in out.getvalue()
+
+
+def test_percentiles_interpolate() -> None:
+    assert report.percentile([1.0, 2.0], 50) == 1.5
+    assert report.spread([])["n"] == 0

@@ -1,0 +1,53 @@
+"""Sessions and normal traffic: deterministic, scaled to the window, with the data's switch decisions."""
+
+import itertools
+
+from pd_shadow.demo import traffic
+from pd_shadow.demo.workload import (
+    CALLS_PER_SESSION,
+    CHARACTERS_PER_TOKEN,
+    GAP_LIMITS_SECONDS,
+    build_sessions,
+    prefers_large,
+    routing_scores,
+)
+
+
+def test_one_seed_gives_one_workload() -> None:
+    assert build_sessions(2, 7, "s", "l") == build_sessions(2, 7, "s", "l")
+    assert build_sessions(2, 7, "s", "l") != build_sessions(2, 8, "s", "l")
+
+
+def test_sessions_grow_within_the_window_and_switch() -> None:
+    for session in build_sessions(12, 0, "s", "l"):
+        assert len(session.steps) == CALLS_PER_SESSION
+        assert session.switches >= 1
+        assert {step.model for step in session.steps} == {"s", "l"}
+        tokens = sum(len(step.content) for step in session.steps) / CHARACTERS_PER_TOKEN
+        assert 7_000 < tokens < 14_500
+        assert all(GAP_LIMITS_SECONDS[0] <= step.gap_seconds <= GAP_LIMITS_SECONDS[1] for step in session.steps)
+
+
+def test_the_cheaper_model_wins_ties_and_equal_quality() -> None:
+    assert not prefers_large(0.0, 0.0)
+    assert not prefers_large(1.0, 1.0)
+    assert prefers_large(0.0, 1.0)
+
+
+def test_the_shipped_scores_switch_as_the_data_does() -> None:
+    pairs = [
+        (prefers_large(*a), prefers_large(*b))
+        for rows in routing_scores().values()
+        for a, b in itertools.pairwise(rows)
+    ]
+    assert 0.25 < sum(a != b for a, b in pairs) / len(pairs) < 0.36
+
+
+def test_normal_traffic_is_poisson_and_capped() -> None:
+    first = list(itertools.islice(traffic.requests(3, ["s", "l"], rate=0.5), 400))
+    assert first == list(itertools.islice(traffic.requests(3, ["s", "l"], rate=0.5), 400))
+    assert 320 < first[-1].at_seconds < 480
+    assert {request.model for request in first} == {"s", "l"}
+    assert max(request.max_tokens for request in first) <= traffic.OUTPUT_CAP_TOKENS
+    limit = traffic.PROMPT_CAP_TOKENS * CHARACTERS_PER_TOKEN + 100
+    assert max(len(request.prompt) for request in first) <= limit
