@@ -1,4 +1,8 @@
-"""Runs shadow legs as the controller directs, each exactly once, and reports how they ended."""
+"""Runs shadow legs as the controller directs, each exactly once, and reports how they ended.
+
+An export that is never fetched keeps its blocks pinned on P until P's lease on them ends (kv_lease_duration): only a
+D that reads them could free them earlier.
+"""
 
 import asyncio
 from collections import OrderedDict
