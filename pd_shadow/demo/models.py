@@ -112,13 +112,17 @@ def build(spec: ModelSpec, cache: Path) -> Path:
 
 
 def stdlib_sources() -> list[Path]:
-    """The running interpreter's own standard library modules, sorted by path; tests and site-packages left out."""
+    """The running interpreter's own standard library modules, sorted by path.
+
+    Tests and site-packages are left out, and so are character tables: they take twice the tokens of code.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "turtledemo"}
+    folders_skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
+    tables = ("stringprep.py", "entities.py", "locale.py", "_casefix.py", "_sysconfigdata")
     found = []
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(set(folders) - skipped)
-        found += [Path(folder, name) for name in sorted(files) if name.endswith(".py")]
+        folders[:] = sorted(set(folders) - folders_skipped)
+        found += [Path(folder, name) for name in sorted(files) if name.endswith(".py") and not name.startswith(tables)]
     return found
 
 

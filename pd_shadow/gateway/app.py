@@ -23,7 +23,7 @@ from pd_shadow.gateway.engine_client import EngineClient
 from pd_shadow.gateway.identity import identify
 from pd_shadow.gateway.legs import Endpoint
 from pd_shadow.gateway.metrics import Metrics
-from pd_shadow.gateway.openai_errors import ApiError, unknown_model
+from pd_shadow.gateway.openai_errors import ApiError, missing_model
 
 log = get_logger("gateway.app")
 
@@ -155,7 +155,7 @@ class Gateway:
             raise ApiError(400, "The request body must be a JSON object.", code="invalid_json")
         model = body.get("model")
         if not isinstance(model, str) or not model:
-            raise unknown_model("", self.cluster.models)
+            raise missing_model(self.cluster.models)
         return body
 
     async def _list_models(self, _: web.Request) -> web.Response:

@@ -65,9 +65,17 @@ class ApiError(Exception):
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:
     """404 that names the models there are."""
-    names = ", ".join(known) if known else "none yet"
-    what = f"The model {model!r} does not exist" if model else "The request names no model"
-    return ApiError(404, f"{what}; known models: {names}.", code="model_not_found", param="model")
+    message = f"The model {model!r} does not exist; {_known(known)}."
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def missing_model(known: Sequence[str]) -> ApiError:
+    """400: the request names no model."""
+    return ApiError(400, f"model: must name a model; {_known(known)}.", code="missing_model", param="model")
+
+
+def _known(known: Sequence[str]) -> str:
+    return f"known models: {', '.join(known) if known else 'none yet'}"
 
 
 def no_ready_instance(model: str, retry_after: int = 1) -> ApiError:

@@ -121,7 +121,7 @@ async def received_tokens(system: System, model: str) -> float:
     ("body", "session", "status", "message"),
     [
         ({"model": "nope", "messages": conversation("hi")}, None, 404, "nope"),
-        ({"messages": conversation("hi")}, None, 404, "names no model"),
+        ({"messages": conversation("hi")}, None, 400, "must name a model"),
         ({"model": A, "messages": conversation("word " * 60_000)}, "long", 400, "context length"),
         ({"model": A, "messages": "no list"}, None, 400, "messages"),
         ({"model": A, "messages": conversation("hi")}, "", 400, "session"),

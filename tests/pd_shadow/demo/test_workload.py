@@ -1,8 +1,13 @@
 """Sessions and normal traffic: deterministic, scaled to the window, with the data's switch decisions."""
 
 import itertools
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
 
 from pd_shadow.demo import traffic
+from pd_shadow.demo.models import LARGE, SMALL, ModelSpec, build
 from pd_shadow.demo.workload import (
     CALLS_PER_SESSION,
     CHARACTERS_PER_TOKEN,
@@ -26,6 +31,16 @@ def test_sessions_grow_within_the_window_and_switch() -> None:
         tokens = sum(len(step.content) for step in session.steps) / CHARACTERS_PER_TOKEN
         assert 7_000 < tokens < 14_500
         assert all(GAP_LIMITS_SECONDS[0] <= step.gap_seconds <= GAP_LIMITS_SECONDS[1] for step in session.steps)
+
+
+@pytest.mark.parametrize("spec", [SMALL, LARGE], ids=lambda spec: spec.name)
+def test_every_context_fits_both_models(spec: ModelSpec, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(build(spec, tmp_path) / "tokenizer.json"))
+    for seed in range(4):
+        for session in build_sessions(6, seed, "s", "l"):
+            text = "".join([session.system, *(step.content for step in session.steps)])
+            # Templates and answers come on top.
+            assert len(tokenizer.encode(text).ids) + len(session.steps) * 50 < spec.max_model_len
 
 
 def test_the_cheaper_model_wins_ties_and_equal_quality() -> None:

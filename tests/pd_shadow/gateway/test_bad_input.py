@@ -36,15 +36,15 @@ async def test_not_a_json_object(rig: Rig, path: str, body: bytes) -> None:
 @pytest.mark.parametrize("model", [None, "", 7])
 async def test_missing_model_names_the_known_ones(rig: Rig, model: Any) -> None:
     status, payload, _ = await rig.post("/v1/chat/completions", {**CHAT, "model": model})
-    assert status == 404
-    assert "a, b" in check(payload, code="model_not_found", param="model")
+    assert status == 400
+    assert "a, b" in check(payload, code="missing_model", param="model")
 
 
 async def test_unknown_model(rig: Rig) -> None:
     rig.controller.refusal = Refusal(grpc.StatusCode.NOT_FOUND, "?", [reason("REJECTION_REASON_UNKNOWN_MODEL")])
     status, payload, _ = await rig.chat(model="zzz")
     assert status == 404
-    message = check(payload, code="model_not_found", param="model")
+    message = check(payload, code="missing_model", param="model")
     assert "'zzz'" in message
     assert "a, b" in message
     assert rig.metric("requests_total", model="unknown", endpoint="chat", outcome="rejected") == 1
