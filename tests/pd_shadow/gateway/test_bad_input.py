@@ -44,7 +44,7 @@ async def test_unknown_model(rig: Rig) -> None:
     rig.controller.refusal = Refusal(grpc.StatusCode.NOT_FOUND, "?", [reason("REJECTION_REASON_UNKNOWN_MODEL")])
     status, payload, _ = await rig.chat(model="zzz")
     assert status == 404
-    message = check(payload, code="missing_model", param="model")
+    message = check(payload, code="model_not_found", param="model")
     assert "'zzz'" in message
     assert "a, b" in message
     assert rig.metric("requests_total", model="unknown", endpoint="chat", outcome="rejected") == 1
