@@ -33,6 +33,12 @@ class ClusterCollector(Collector):
         pending = GaugeMetricFamily(
             f"{PREFIX}instance_pending_prefill_tokens", "Prompt tokens placed here, not yet computed.", labels=names
         )
+        failed = CounterMetricFamily(
+            f"{PREFIX}instance_failed_transfers", "KV transfers that failed under D, by its own count.", labels=names
+        )
+        expired = CounterMetricFamily(
+            f"{PREFIX}instance_expired_exports", "Exports on P that no D came for, by its own count.", labels=names
+        )
         sessions = GaugeMetricFamily(f"{PREFIX}instance_sessions", "Sessions bound here.", labels=names)
         for instance in self._plane.cluster.registry:
             labels = [instance.name, instance.model, label(pb.Role.DESCRIPTOR, instance.role)]
@@ -40,7 +46,9 @@ class ClusterCollector(Collector):
             calls.add_metric(labels, len(instance.prefill_calls) + len(instance.decode_calls))
             pending.add_metric(labels, instance.pending_prefill_tokens)
             sessions.add_metric(labels, instance.sessions)
-        yield from (up, calls, pending, sessions)
+            failed.add_metric(labels, instance.load.failed_transfers)
+            expired.add_metric(labels, instance.load.expired_exports)
+        yield from (up, calls, pending, sessions, failed, expired)
 
     def _links(self) -> Iterator[Metric]:
         seconds = CounterMetricFamily(

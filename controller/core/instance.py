@@ -85,6 +85,9 @@ class LoadReport:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    # Since the engine started: transfers that failed under D, exports on P that no D came for.
+    failed_transfers: int = 0
+    expired_exports: int = 0
 
 
 @dataclass(eq=False)

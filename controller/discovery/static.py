@@ -74,7 +74,10 @@ class StaticDiscovery:
         facts = Facts(
             metrics.process_start, metrics.block_size, metrics.hash_algorithm, context_tokens[metrics.process_start]
         )
-        return facts, LoadReport(metrics.running, metrics.waiting, metrics.kv_usage)
+        load = LoadReport(
+            metrics.running, metrics.waiting, metrics.kv_usage, metrics.failed_transfers, metrics.expired_exports
+        )
+        return facts, load
 
     async def _served_models(self, http: aiohttp.ClientSession, instance: StaticInstance) -> dict[str, int]:
         async with http.get(f"{instance.url}/v1/models") as response:

@@ -12,10 +12,16 @@ _KV_USAGE = "vllm:kv_cache_usage_perc"
 _CACHE_CONFIG = "vllm:cache_config_info"
 _STARTED = "process_start_time_seconds"
 _WANTED = (_RUNNING, _WAITING, _KV_USAGE, _CACHE_CONFIG, _STARTED)
+# Only engines with a NIXL connector have these.
+_FAILED_TRANSFERS = "vllm:nixl_num_failed_transfers_total"
+_EXPIRED_EXPORTS = "vllm:nixl_num_kv_expired_reqs_total"
 
 
 class VllmMetrics(NamedTuple):
-    """One look. Sums over the engines behind one server; `kv_usage` is their maximum, 0 to 1."""
+    """One look. Sums over the engines behind one server; `kv_usage` is their maximum, 0 to 1.
+
+    `failed_transfers` (D) and `expired_exports` (P) count since the engine started.
+    """
 
     process_start: str
     running: int
@@ -23,6 +29,8 @@ class VllmMetrics(NamedTuple):
     kv_usage: float
     block_size: int
     hash_algorithm: str
+    failed_transfers: int
+    expired_exports: int
 
 
 def parse(text: str) -> VllmMetrics:
@@ -30,7 +38,7 @@ def parse(text: str) -> VllmMetrics:
 
     Only the wanted lines are parsed: the whole page is hundreds of histogram buckets, and this runs again and again.
     """
-    lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
+    lines = [line for line in text.splitlines() if line.startswith((*_WANTED, _FAILED_TRANSFERS, _EXPIRED_EXPORTS))]
     values: dict[str, list[float]] = {}
     cache: dict[str, str] = {}
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
@@ -51,4 +59,6 @@ def parse(text: str) -> VllmMetrics:
         kv_usage=max(values[_KV_USAGE]),
         block_size=int(block_size),
         hash_algorithm=cache.get("prefix_caching_hash_algo", ""),
+        failed_transfers=int(sum(values.get(_FAILED_TRANSFERS, []))),
+        expired_exports=int(sum(values.get(_EXPIRED_EXPORTS, []))),
     )

@@ -199,6 +199,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             kv_usage=instance.load.kv_usage,
             block_size=instance.facts.block_size,
             prefill_tokens_per_second=instance.prefill_tokens_per_second,
+            failed_transfers=instance.load.failed_transfers,
+            expired_exports=instance.load.expired_exports,
             last_seen=self._time(instance.last_seen),
         )
 

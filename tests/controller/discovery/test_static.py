@@ -29,6 +29,9 @@ vllm:num_requests_waiting_by_reason{{engine="0",model_name="m",reason="capacity"
 vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.25
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{{block_size="128",engine="0",prefix_caching_hash_algo="sha256"}} 1.0
+# TYPE vllm:nixl_num_failed_transfers counter
+vllm:nixl_num_failed_transfers_total{{engine="0",model_name="m"}} 3.0
+vllm:nixl_num_failed_transfers_created{{engine="0",model_name="m"}} 1.7e+09
 # TYPE vllm:time_to_first_token_seconds histogram
 vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.001"}} 0.0
 """
@@ -101,6 +104,7 @@ async def test_a_healthy_engine_is_ready_with_its_facts(engine: FakeVllm, plane:
     assert (instance.facts.block_size, instance.facts.hash_algorithm) == (128, "sha256")
     assert instance.facts.max_context_tokens == 16384
     assert (instance.load.running, instance.load.waiting, instance.load.kv_usage) == (2, 1, 0.25)
+    assert (instance.load.failed_transfers, instance.load.expired_exports) == (3, 0)
     assert instance.request_level
 
 
