@@ -16,7 +16,7 @@ import os
 from typing import Any
 
 ENVIRONMENT = "PD_SHADOW_CPU_RIG"
-NIXL_POLL_MICROSECONDS = 1000
+NIXL_POLL_MICROSECONDS = 5000
 MESSAGE_SPIN_SECONDS = 0.001
 MARK = "_pd_shadow_cpu_rig"
 
