@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +20,10 @@ from pd_shadow.engine.vllm.command import EngineCommand, EngineRole
 HOST = "127.0.0.1"
 BOOT_SECONDS = 300.0
 CONTROL_SECONDS = 60.0
+
+ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
+PREFILL_NICENESS = 5
+"""On hardware of its own, prefill never slows a decode; where the two share a core, decode goes first."""
 
 Progress = Callable[[str], None]
 
@@ -125,12 +130,16 @@ class Cluster:
 
     async def _prepare(self) -> None:
         ports = free_ports(4 * len(self.specs))
+        folders = {}
         for spec in self.specs:
-            folder = await asyncio.to_thread(models.build, spec, self.cache_dir)
-            for role in (EngineRole.PREFILL, EngineRole.DECODE):
+            folders[spec.name] = await asyncio.to_thread(models.build, spec, self.cache_dir)
+            self._progress(f"{spec.name} built")
+        shares = core_shares(len(ROLES) * len(self.specs))
+        for role in ROLES:
+            for spec in self.specs:
                 name = f"{spec.name}-{role}"
                 command = EngineCommand(
-                    model_dir=folder,
+                    model_dir=folders[spec.name],
                     served_name=spec.name,
                     role=role,
                     host=HOST,
@@ -140,9 +149,14 @@ class Cluster:
                 )
                 self.commands[name] = command
                 self._engines[name] = ManagedProcess(
-                    name, command.argv(), command.env(), self.run_dir / f"{name}.log", f"{command.url}/health"
+                    name,
+                    command.argv(),
+                    command.env(),
+                    self.run_dir / f"{name}.log",
+                    f"{command.url}/health",
+                    cores=shares.pop(0),
+                    niceness=PREFILL_NICENESS if role is EngineRole.PREFILL else 0,
                 )
-            self._progress(f"{spec.name} built")
 
     async def _start_engines(self, names: Sequence[str]) -> None:
         for name in names:
@@ -194,3 +208,12 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def core_shares(engines: int) -> list[frozenset[int]]:
+    """The cores of each engine: dealt out in turn, so that with two cores each model has one for its P and its D.
+
+    One model's shadow prefill then takes nothing from the other model's call, as on hardware of their own.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    return [frozenset(cores[engine % len(cores) :: engines]) for engine in range(engines)]

@@ -1,5 +1,6 @@
 """The whole demo: boot, replay cold, replay with shadow, compare."""
 
+import json
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -96,6 +97,8 @@ async def _one_run(cluster: Cluster, sessions: list[Session], seed: int, shadow:
             cluster.check()
             raise RuntimeError(f"the {name} run broke off: {several.exceptions[0]!r}") from several
         cluster.check()
+        with (cluster.run_dir / f"{name}-calls.jsonl").open("w") as lines:
+            lines.writelines(json.dumps(call.summary()) + "\n" for call in result.calls)
         return result
 
 

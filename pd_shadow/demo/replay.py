@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import aiohttp
 import grpc.aio
@@ -32,6 +33,12 @@ class Call:
     answer: Answer
     received_tokens: int | None = None
     uncovered_tokens: int | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but text and token ids, for a log line."""
+        shown = asdict(self)
+        shown["answer"] = {key: value for key, value in shown["answer"].items() if key not in ("text", "token_ids")}
+        return shown
 
 
 @dataclass
