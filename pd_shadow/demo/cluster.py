@@ -182,7 +182,7 @@ class Cluster:
                     {"name": name, "model": command.served_name, "role": str(command.role), "url": command.url}
                     for name, command in self.commands.items()
                 ],
-                "poll_interval_seconds": 0.2,
+                "poll_interval_seconds": 1.0,
             },
             "shadow": {"enabled": shadow},
         }
