@@ -39,6 +39,9 @@ class StaticInstance(Config):
     model: str = Field(min_length=1, max_length=256)
     role: Literal["prefill", "decode"]
     url: BaseUrl
+    # Instances of the same value share an accelerator (or a demo's CPU): shadow work then waits until all of them are
+    # free of normal work. Unset: the instance has hardware of its own.
+    hardware: str = Field(default="", max_length=128)
 
 
 class DiscoveryConfig(Config):

@@ -77,7 +77,9 @@ class Cluster:
         self.call_ledger = CallLedger()
         self.prior = switch_prior.SwitchPrior()
         self.coverage = Coverage(self.registry, self.shadow_ledger)
-        self.jobs = ShadowJobs(config.shadow, self.coverage, self.call_ledger, self._emit, self._note_job)
+        self.jobs = ShadowJobs(
+            config.shadow, self.coverage, self.call_ledger, self._emit, self._note_job, self.registry.neighbours
+        )
         self.calls: dict[str, Call] = {}
         # Dispatchers: connected ones, and when the others left.
         self._connected: set[str] = set()
@@ -210,8 +212,7 @@ class Cluster:
             if job is not None:
                 self.jobs.suspend(job, common.SHADOW_REASON_MODEL_IN_USE)
             targets = self._shadow_targets(now, session)
-        if prefill.placed is not None:
-            self.jobs.preempt(prefill.placed.instance)
+        self.jobs.preempt(prefill.placed.instance if prefill.placed else decode.instance)
         self._schedule(now)
         return Begun(call, targets)
 

@@ -101,6 +101,8 @@ class Instance:
     facts: Facts
     request_level: bool
     created: float
+    # Instances of the same value share an accelerator; empty for hardware of its own.
+    hardware: str = ""
     state: pb.InstanceState.ValueType = STARTING
     last_seen: float = 0.0
     misses: int = 0
@@ -136,6 +138,11 @@ class Instance:
     @property
     def pending_prefill_tokens(self) -> int:
         return sum(self.prefill_calls.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything normal runs here, by this controller's count or by the engine's own."""
+        return bool(self.prefill_calls or self.decode_calls or self.foreign_requests)
 
     def apply(self, what: InstanceInput) -> bool:
         """Move along TRANSITIONS; True if the state changed."""

@@ -32,6 +32,7 @@ class Declared:
     role: pb.Role.ValueType
     url: str
     request_level: bool = True
+    hardware: str = ""
 
 
 @dataclass
@@ -76,6 +77,12 @@ class Registry:
     def ready(self, model: str, *roles: pb.Role.ValueType) -> list[Instance]:
         return [i for i in self._lives.values() if i.model == model and i.role in roles and i.ready]
 
+    def neighbours(self, instance: Instance) -> list[Instance]:
+        """The other instances on the same hardware."""
+        if not instance.hardware:
+            return []
+        return [i for i in self._lives.values() if i.hardware == instance.hardware and i is not instance and i.alive]
+
     def observe(self, now: float, name: str, facts: Facts, load: LoadReport) -> Changes:
         """A healthy look at a declared instance.
 
@@ -100,7 +107,14 @@ class Registry:
             instance = None
         if instance is None:
             instance = Instance(
-                name, declared.model, declared.role, declared.url, facts, declared.request_level, created=now
+                name,
+                declared.model,
+                declared.role,
+                declared.url,
+                facts,
+                declared.request_level,
+                created=now,
+                hardware=declared.hardware,
             )
             conflict = self._conflict(instance)
             if conflict is not None:

@@ -47,12 +47,14 @@ class ShadowJobs:
         calls: CallLedger,
         emit: Callable[[Effect], None],
         note: Callable[[ShadowJob, pb.ShadowReason.ValueType, str], None],
+        neighbours: Callable[[Instance], list[Instance]],
     ) -> None:
         self._config = config
         self._coverage = coverage
         self._calls = calls
         self._emit = emit
         self._note = note
+        self._neighbours = neighbours
         self._jobs: dict[tuple[SessionKey, str], ShadowJob] = {}
         self._legs: dict[str, tuple[ShadowJob, Leg]] = {}
         # Jobs that could take a leg, so that a schedule looks at work and not at every session ever seen.
@@ -133,10 +135,11 @@ class ShadowJobs:
         self._refresh(job)
 
     def preempt(self, instance: Instance) -> None:
-        """Normal work arrived on P: a prefill leg gives way at once; an export is short and ends by itself."""
-        entry = self._legs.get(instance.shadow_leg or "")
-        if entry is not None and entry[1].kind == pb.LEG_KIND_PREFILL:
-            self.cancel(entry[0], pb.SHADOW_REASON_PREEMPTED)
+        """Normal work arrived: prefill legs here and on the same hardware give way; an export is short and ends."""
+        for taken in (instance, *self._neighbours(instance)):
+            entry = self._legs.get(taken.shadow_leg or "")
+            if entry is not None and entry[1].kind == pb.LEG_KIND_PREFILL:
+                self.cancel(entry[0], pb.SHADOW_REASON_PREEMPTED)
 
     def cancel(self, job: ShadowJob, reason: pb.ShadowReason.ValueType) -> None:
         """Ask the dispatcher to stop the leg; what it holds is given back when the dispatcher says that it stopped."""
@@ -235,7 +238,10 @@ class ShadowJobs:
             return _GATE_REASON[decode.gate.state]
         verdict = request_harvest.admit(
             request_harvest.PrefillLoad(
-                len(prefill.prefill_calls), int(prefill.shadow_leg is not None), prefill.foreign_requests
+                len(prefill.prefill_calls),
+                int(prefill.shadow_leg is not None),
+                prefill.foreign_requests,
+                any(neighbour.busy for neighbour in self._neighbours(prefill)),
             )
         )
         if verdict is not request_harvest.Verdict.ADMIT:

@@ -33,7 +33,14 @@ class StaticDiscovery:
         """Watch until cancelled."""
         for instance in self._config.static:
             with self._plane.turn() as (cluster, _):
-                cluster.declare(Declared(instance.name, instance.model, _ROLES[instance.role], instance.url))
+                declared = Declared(
+                    instance.name,
+                    instance.model,
+                    _ROLES[instance.role],
+                    instance.url,
+                    hardware=instance.hardware,
+                )
+                cluster.declare(declared)
         timeout = aiohttp.ClientTimeout(total=self._config.poll_timeout_seconds)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
             for instance in self._config.static:

@@ -201,6 +201,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             prefill_tokens_per_second=instance.prefill_tokens_per_second,
             failed_transfers=instance.load.failed_transfers,
             expired_exports=instance.load.expired_exports,
+            hardware=instance.hardware,
             last_seen=self._time(instance.last_seen),
         )
 

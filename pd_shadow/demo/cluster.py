@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,8 +21,6 @@ BOOT_SECONDS = 300.0
 CONTROL_SECONDS = 60.0
 
 ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
-PREFILL_NICENESS = 5
-"""On hardware of its own, prefill never slows a decode; where the two share a core, decode goes first."""
 
 Progress = Callable[[str], None]
 
@@ -134,7 +131,6 @@ class Cluster:
         for spec in self.specs:
             folders[spec.name] = await asyncio.to_thread(models.build, spec, self.cache_dir)
             self._progress(f"{spec.name} built")
-        shares = core_shares(len(ROLES) * len(self.specs))
         for role in ROLES:
             for spec in self.specs:
                 name = f"{spec.name}-{role}"
@@ -154,8 +150,6 @@ class Cluster:
                     command.env(),
                     self.run_dir / f"{name}.log",
                     f"{command.url}/health",
-                    cores=shares.pop(0),
-                    niceness=PREFILL_NICENESS if role is EngineRole.PREFILL else 0,
                 )
 
     async def _start_engines(self, names: Sequence[str]) -> None:
@@ -179,7 +173,14 @@ class Cluster:
             "metrics_listen": f"{HOST}:{metrics_port}",
             "discovery": {
                 "static": [
-                    {"name": name, "model": command.served_name, "role": str(command.role), "url": command.url}
+                    {
+                        "name": name,
+                        "model": command.served_name,
+                        "role": str(command.role),
+                        "url": command.url,
+                        # All engines share the machine's cores: shadow work waits until none of them has normal work.
+                        "hardware": "this-machine",
+                    }
                     for name, command in self.commands.items()
                 ],
                 "poll_interval_seconds": 1.0,
@@ -208,12 +209,3 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
-
-
-def core_shares(engines: int) -> list[frozenset[int]]:
-    """The cores of each engine: dealt out in turn, so that with two cores each model has one for its P and its D.
-
-    One model's shadow prefill then takes nothing from the other model's call, as on hardware of their own.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    return [frozenset(cores[engine % len(cores) :: engines]) for engine in range(engines)]

@@ -15,7 +15,7 @@ from pd_shadow.demo.cluster import Cluster
 from pd_shadow.demo.models import LARGE, SMALL
 from pd_shadow.demo.replay import CONCURRENT_SESSIONS, Replay, Run
 from pd_shadow.demo.traffic import REQUESTS_PER_SECOND
-from pd_shadow.demo.workload import CALLS_PER_SESSION, START_TOKENS, Session, build_sessions
+from pd_shadow.demo.workload import SCALE, Session, build_sessions
 from pd_shadow.engine.vllm.command import EngineRole
 
 PROCESSES_READY = 2 + 4
@@ -26,14 +26,12 @@ ERRORS_SHOWN = 5
 class Plan:
     """What is replayed. `quick` is one small workload to see that everything works, not to measure."""
 
-    sessions: int = 6
-    calls_per_session: int = CALLS_PER_SESSION
-    start_tokens: int = START_TOKENS
+    sessions: int = 5
     seed: int = 0
 
     @classmethod
     def quick(cls, seed: int) -> "Plan":
-        return cls(sessions=2, calls_per_session=5, start_tokens=5000, seed=seed)
+        return cls(sessions=2, seed=seed)
 
 
 async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> dict[str, Any]:
@@ -42,9 +40,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
     Raises ProcessDiedError when a process does not come up or ends, RuntimeError when a warm-up call fails.
     """
     started = time.monotonic()
-    sessions = build_sessions(
-        plan.sessions, plan.seed, SMALL.name, LARGE.name, plan.calls_per_session, plan.start_tokens
-    )
+    sessions = build_sessions(plan.sessions, plan.seed, SMALL.name, LARGE.name)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
@@ -67,6 +63,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
         specs=(SMALL, LARGE),
         config={
             **asdict(plan),
+            "length_scale": f"1/{SCALE}",
             "concurrent_sessions": CONCURRENT_SESSIONS,
             "normal_requests_per_second_per_model": REQUESTS_PER_SECOND,
         },

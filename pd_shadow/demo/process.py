@@ -20,29 +20,14 @@ class ProcessDiedError(Exception):
 
 
 class ManagedProcess:
-    """A named child. Its log is appended to across restarts.
+    """A named child. Its log is appended to across restarts."""
 
-    `cores` and `niceness` hold for the child and everything it starts; without cores it may use what its parent may.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
-        health_url: str,
-        *,
-        cores: frozenset[int] | None = None,
-        niceness: int = 0,
-    ) -> None:
+    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path, health_url: str) -> None:
         self.name = name
         self.log = log
         self._argv = list(argv)
         self._env = dict(env)
         self._health_url = health_url
-        self._cores = cores
-        self._niceness = niceness
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -58,7 +43,7 @@ class ManagedProcess:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=self._settle,
+                preexec_fn=_die_with_parent,
             )
 
     async def wait_healthy(self, http: aiohttp.ClientSession, timeout_seconds: float) -> None:
@@ -94,16 +79,6 @@ class ManagedProcess:
         self._signal(signal.SIGKILL)
         await self._process.wait()
 
-    def _settle(self) -> None:
-        """Runs in the child before its program does."""
-        if self._cores is not None:
-            os.sched_setaffinity(0, self._cores)
-        if self._niceness:
-            os.nice(self._niceness)
-        # Linux only, and only for a parent that is killed without a chance to clean up.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
     def _signal(self, number: signal.Signals) -> None:
         # The group outlives its leader until its last member is gone, and a new session's group id is its leader's pid.
         if self._process is not None:
@@ -116,3 +91,9 @@ class ManagedProcess:
         except OSError:
             lines = []
         return f"; the end of {self.log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _die_with_parent() -> None:
+    # Linux only, and only for a parent that is killed without a chance to clean up.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -18,7 +18,8 @@ from pd_shadow.demo.models import ModelSpec
 from pd_shadow.demo.workload import Session
 
 ANSWER_TOKENS = 24
-CONCURRENT_SESSIONS = 2
+CONCURRENT_SESSIONS = 1
+"""Two cores hold every engine: a second session would measure the queue for them, not the switch."""
 SETTLE_SECONDS = 10.0
 
 

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,8 +16,9 @@ LONG_CONTEXT_TOKENS = 4096
 CAVEATS = (
     "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill did; "
     "equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
-    "What it cannot show: all engines share a few CPU cores, so a shadow takes time from its neighbours as it never "
-    "would on GPUs of their own; the models are small with random weights, and NIXL moves KV through local memory.",
+    "What it cannot show: all engines share a few CPU cores, so shadow work here waits until none of them has normal "
+    "work (on GPUs of their own it would also run beside the other model's calls), and still takes some time from its "
+    "neighbours; the models are small with random weights, and NIXL moves KV through local memory.",
 )
 
 
@@ -27,6 +28,8 @@ def build(cold: Run, shadow: Run, *, seed: int, specs: Sequence[ModelSpec], conf
     return {
         "switch_ttft_s": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in long_switches(run))),
         "switch_ttft_reduction": reduction(long_switches(cold), long_switches(shadow)),
+        "switch_ttft_reduction_mean": reduction(long_switches(cold), long_switches(shadow), statistics.fmean),
+        "switch_ttft_reduction_paired": paired_reduction(long_switches(cold), long_switches(shadow)),
         "switch_ttft_s_all_contexts": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in switches(run))),
         "switch_ttft_reduction_all_contexts": reduction(switches(cold), switches(shadow)),
         "switch_ttft_context_tokens_at_least": LONG_CONTEXT_TOKENS,
@@ -103,12 +106,24 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def reduction(cold: Sequence[Call], shadow: Sequence[Call]) -> float | None:
-    """1 - median TTFT with shadow ÷ median TTFT cold; None without calls."""
+def reduction(
+    cold: Sequence[Call],
+    shadow: Sequence[Call],
+    middle: Callable[[list[float]], float] = statistics.median,
+) -> float | None:
+    """1 - median (or `middle`) TTFT with shadow ÷ the same cold; None without calls."""
     if not cold or not shadow:
         return None
-    before, after = (statistics.median(call.answer.ttft for call in calls) for calls in (cold, shadow))
+    before, after = (middle([call.answer.ttft for call in calls]) for calls in (cold, shadow))
     return round(1 - after / before, 4) if before else None
+
+
+def paired_reduction(cold: Sequence[Call], shadow: Sequence[Call]) -> float | None:
+    """Median over switch calls of 1 - its TTFT with shadow ÷ the same call's cold; None without pairs."""
+    after = {(call.session, call.number): call.answer.ttft for call in shadow}
+    pairs = [(call.answer.ttft, after.get((call.session, call.number))) for call in cold]
+    shares = [1 - warm / before for before, warm in pairs if warm is not None and before]
+    return round(statistics.median(shares), 4) if shares else None
 
 
 def hit_rate(calls: Sequence[Call]) -> float | None:
@@ -138,6 +153,7 @@ def render(figures: dict[str, Any], console: Console) -> None:
         table.add_column(column, justify="right")
     rows = [
         (f"switch TTFT p50, contexts ≥ {LONG_CONTEXT_TOKENS} tokens", "switch_ttft_s", "p50"),
+        ("switch TTFT mean", "switch_ttft_s", "mean"),
         ("switch TTFT p90", "switch_ttft_s", "p90"),
         ("switch TTFT p50, all contexts", "switch_ttft_s_all_contexts", "p50"),
         ("same-model TTFT p50", "same_model_ttft_s", "p50"),
@@ -161,6 +177,9 @@ def render(figures: dict[str, Any], console: Console) -> None:
         cells = (_ms(pair[run]["p99"]) for run in ("cold", "shadow"))
         table.add_row(label, *cells, "" if ratio is None else f"× {ratio:.2f}")
     console.print(table)
+    paired = figures["switch_ttft_reduction_paired"]
+    if paired is not None:
+        console.print(f"The same switch call, with shadow against cold: {-paired:+.0%} TTFT at the median.")
     ledger = figures["ledger"]
     console.print(
         f"{figures['calls']} calls in two runs, {figures['switches']} switches in each; KV handed off for "

@@ -1,13 +1,14 @@
 """Agent sessions to replay: which model each call goes to, what is appended before it, how long the tool took.
 
-Everything follows from the seed. Scale: a session starts near 2,800 tokens and ends near 10,500 of a 16,384-token
-window, because two cores prefill some thousand tokens a second; coding agents on GPUs work at 50K and more. Calls per
-session (12), switch decisions and tool gaps (log-normal, median 2 s) are the paper's.
+Everything follows from the seed. The shape is the paper's coding workload (GHCP-coding: lengths fitted to its Table 1,
+switch decisions from the coding tasks), every length divided by eight: a window of 16,384 tokens stands for 131,072,
+and a first prompt of about 6,900 for 55,000. Tool gaps (log-normal, median 2 s) are the paper's, not scaled.
 """
 
 import csv
 import functools
 import importlib.resources
+import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,10 +20,18 @@ CHARACTERS_PER_TOKEN = 3.7
 """Of standard library source, in the demo's tokenizers."""
 PRICE_RATIO = 7.0
 """Cost of a large-model token in small-model tokens: the two models' parameter counts, 49B to 7B."""
-CALLS_PER_SESSION = 12
-START_TOKENS = 2800
-STEP_MEDIAN_TOKENS = 620
-STEP_SIGMA = 0.45
+SCALE = 8
+"""Lengths below are the fitted ones divided by this."""
+FIRST_MEDIAN_TOKENS, FIRST_SIGMA = 55_000 / SCALE, 0.8
+FIRST_LIMITS_TOKENS = (2_000, 9_000)
+TOOL_MEDIAN_TOKENS, TOOL_SIGMA = 650 / SCALE, 1.4
+INPUT_MEDIAN_TOKENS, INPUT_SIGMA = 300 / SCALE, 0.8
+STEP_CAP_TOKENS = 1_500
+CONTEXT_CAP_TOKENS = 13_500
+"""A session ends before it outgrows the window; the paper compacts its history there."""
+MEAN_CALLS = 7.7
+CALLS_LIMITS = (3, 16)
+CODING_TASKS = ("human_eval", "mbpp")
 GAP_MEDIAN_SECONDS = 2.0
 GAP_SIGMA = 0.6
 GAP_LIMITS_SECONDS = (0.5, 8.0)
@@ -51,25 +60,26 @@ class Session:
         return sum(a.model != b.model for a, b in zip(self.steps, self.steps[1:], strict=False))
 
 
-def build_sessions(
-    count: int, seed: int, small: str, large: str, calls: int = CALLS_PER_SESSION, start_tokens: int = START_TOKENS
-) -> list[Session]:
+def build_sessions(count: int, seed: int, small: str, large: str) -> list[Session]:
     """`count` sessions over the models named `small` and `large`.
 
-    Each takes `calls` consecutive queries of one benchmark task and sends every query to the model with the higher
-    score per cost. Windows without any switch are passed over: they would show nothing here, at the price of a switch
-    rate somewhat above the data's own.
+    Each takes consecutive queries of one coding task and sends every query to the model with the higher score per cost.
+    Sessions that stay on one model are passed over: they would show nothing here.
     """
     scores = routing_scores()
     sessions = []
     for index in range(count):
         rng = random.Random(f"{seed}/session/{index}")
-        task, decisions = _decisions(scores, rng, calls)
+        task, decisions = _decisions(scores, rng)
         text = _Source(rng)
-        steps = []
-        for number, large_wins in enumerate(decisions):
-            tokens = start_tokens if number == 0 else rng.lognormvariate(0, STEP_SIGMA) * STEP_MEDIAN_TOKENS
-            gap = rng.lognormvariate(0, GAP_SIGMA) * GAP_MEDIAN_SECONDS
+        steps: list[Step] = []
+        context = 0.0
+        for large_wins in decisions:
+            tokens = _step_tokens(rng) if steps else _first_tokens(rng)
+            context += tokens
+            if context > CONTEXT_CAP_TOKENS:
+                break
+            gap = rng.lognormvariate(math.log(GAP_MEDIAN_SECONDS), GAP_SIGMA)
             low, high = GAP_LIMITS_SECONDS
             steps.append(
                 Step(
@@ -98,16 +108,25 @@ def prefers_large(small_score: float, large_score: float) -> bool:
     return large_score / PRICE_RATIO > small_score
 
 
-def _decisions(
-    scores: dict[str, tuple[tuple[float, float], ...]], rng: random.Random, calls: int
-) -> tuple[str, Sequence[bool]]:
-    tasks = sorted(scores)
+def _decisions(scores: dict[str, tuple[tuple[float, float], ...]], rng: random.Random) -> tuple[str, Sequence[bool]]:
+    low, high = CALLS_LIMITS
     while True:
-        task = rng.choice(tasks)
+        task = rng.choice(CODING_TASKS)
+        calls = min(max(low, math.ceil(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN_CALLS))), high)
         start = rng.randrange(len(scores[task]) - calls)
         decisions = [prefers_large(*pair) for pair in scores[task][start : start + calls]]
         if len(set(decisions)) > 1:
             return task, decisions
+
+
+def _first_tokens(rng: random.Random) -> float:
+    low, high = FIRST_LIMITS_TOKENS
+    return min(max(low, rng.lognormvariate(math.log(FIRST_MEDIAN_TOKENS), FIRST_SIGMA)), high)
+
+
+def _step_tokens(rng: random.Random) -> float:
+    tool = rng.lognormvariate(math.log(TOOL_MEDIAN_TOKENS), TOOL_SIGMA)
+    return min(tool + rng.lognormvariate(math.log(INPUT_MEDIAN_TOKENS), INPUT_SIGMA), STEP_CAP_TOKENS)
 
 
 class _Source:

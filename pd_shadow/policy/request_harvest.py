@@ -1,5 +1,7 @@
 """Request-level harvesting on stock engines: a shadow leg runs only on a prefill instance that has no normal work.
 
+Instances that share an accelerator count as one: normal work on any of them is normal work on all.
+
 This is the admission of the paper's own prototype (appendix D.1: empty waiting queue, one shadow in flight per
 instance), tightened by section 3.5: nothing normal may be running either. Engines with the plugin decide inside every
 iteration instead.
@@ -15,6 +17,7 @@ class Verdict(Enum):
     ADMIT = "admit"
     PREFILL_BUSY = "prefill_busy"
     PREFILL_TAKEN = "prefill_taken"
+    HARDWARE_BUSY = "hardware_busy"
 
 
 class PrefillLoad(NamedTuple):
@@ -26,6 +29,8 @@ class PrefillLoad(NamedTuple):
     shadow_legs: int
     # Requests the engine reported beyond those the controller knows of.
     foreign_requests: int
+    # Whether an instance on the same hardware has normal work.
+    neighbour_busy: bool = False
 
 
 def admit(load: PrefillLoad) -> Verdict:
@@ -34,4 +39,6 @@ def admit(load: PrefillLoad) -> Verdict:
         return Verdict.PREFILL_BUSY
     if load.shadow_legs:
         return Verdict.PREFILL_TAKEN
+    if load.neighbour_busy:
+        return Verdict.HARDWARE_BUSY
     return Verdict.ADMIT

@@ -116,7 +116,14 @@ class World:
         return done
 
 
-def world(*, models: tuple[str, ...] = ("a", "b"), replicas: int = 1, connected: bool = True, **config: Any) -> World:
+def world(
+    *,
+    models: tuple[str, ...] = ("a", "b"),
+    replicas: int = 1,
+    connected: bool = True,
+    hardware: str = "",
+    **config: Any,
+) -> World:
     """`replicas` P and D per model, named a-p0, a-d0, …, all ready; one connected dispatcher."""
     cluster = Cluster(ControllerConfig.model_validate(config), epoch="t")
     result = World(cluster)
@@ -124,7 +131,7 @@ def world(*, models: tuple[str, ...] = ("a", "b"), replicas: int = 1, connected:
         for role, letter in ((common.ROLE_PREFILL, "p"), (common.ROLE_DECODE, "d")):
             for index in range(replicas):
                 name = f"{model}-{letter}{index}"
-                cluster.declare(Declared(name, model, role, f"http://{name}"))
+                cluster.declare(Declared(name, model, role, f"http://{name}", hardware=hardware))
                 result.healthy(name)
     if connected:
         cluster.dispatcher_connected(0.0, GATEWAY)

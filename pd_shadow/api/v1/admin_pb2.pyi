@@ -100,6 +100,7 @@ class Instance(_message.Message):
     LAST_SEEN_FIELD_NUMBER: _builtins.int
     FAILED_TRANSFERS_FIELD_NUMBER: _builtins.int
     EXPIRED_EXPORTS_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     role: _common_pb2.Role.ValueType
     model: _builtins.str
     state: _common_pb2.InstanceState.ValueType
@@ -124,6 +125,8 @@ class Instance(_message.Message):
     """KV transfers that failed under this D since it started, by its own count."""
     expired_exports: _builtins.int
     """Exports of this P that no D came for before their lease ended, by its own count."""
+    hardware: _builtins.str
+    """What the instance shares with others of the same value; empty if it has hardware of its own."""
     @_builtins.property
     def endpoint(self) -> _common_pb2.InstanceEndpoint: ...
     @_builtins.property
@@ -147,10 +150,11 @@ class Instance(_message.Message):
         last_seen: _timestamp_pb2.Timestamp | None = ...,
         failed_transfers: _builtins.int = ...,
         expired_exports: _builtins.int = ...,
+        hardware: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "calls_in_flight", b"calls_in_flight", "endpoint", b"endpoint", "expired_exports", b"expired_exports", "failed_transfers", b"failed_transfers", "kv_usage", b"kv_usage", "last_seen", b"last_seen", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "reported_running", b"reported_running", "reported_waiting", b"reported_waiting", "request_level", b"request_level", "role", b"role", "shadow_legs", b"shadow_legs", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "calls_in_flight", b"calls_in_flight", "endpoint", b"endpoint", "expired_exports", b"expired_exports", "failed_transfers", b"failed_transfers", "hardware", b"hardware", "kv_usage", b"kv_usage", "last_seen", b"last_seen", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "reported_running", b"reported_running", "reported_waiting", b"reported_waiting", "request_level", b"request_level", "role", b"role", "shadow_legs", b"shadow_legs", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

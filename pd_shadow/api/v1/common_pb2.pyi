@@ -176,6 +176,8 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     """The model's chat template rewrites earlier turns; only the common token prefix is kept warm."""
     SHADOW_REASON_EVICTED: _ShadowReason.ValueType  # 21
     """The instance evicted the shadow to make room."""
+    SHADOW_REASON_HARDWARE_BUSY: _ShadowReason.ValueType  # 22
+    """An instance on the same hardware as the P instance has normal work."""
 
 class ShadowReason(_ShadowReason, metaclass=_ShadowReasonEnumTypeWrapper):
     """Why a shadow job is where it is: running, finished, or what holds it."""
@@ -223,6 +225,8 @@ SHADOW_REASON_NOT_APPEND_ONLY: ShadowReason.ValueType  # 20
 """The model's chat template rewrites earlier turns; only the common token prefix is kept warm."""
 SHADOW_REASON_EVICTED: ShadowReason.ValueType  # 21
 """The instance evicted the shadow to make room."""
+SHADOW_REASON_HARDWARE_BUSY: ShadowReason.ValueType  # 22
+"""An instance on the same hardware as the P instance has normal work."""
 Global___ShadowReason: _TypeAlias = ShadowReason  # noqa: Y015
 
 class _GateReason:

@@ -38,7 +38,7 @@ class EngineCommand(Config):
     num_gpu_blocks: int = Field(default=1024, ge=1)
     """Size of the KV pool (vLLM calls it GPU blocks on every platform)."""
     max_model_len: int = Field(default=16384, ge=1)
-    max_num_batched_tokens: int = Field(default=512, ge=1)
+    max_num_batched_tokens: int = Field(default=256, ge=1)
     """Bounds one iteration, so what a normal call can meet in front of it on P."""
     max_num_seqs: int = Field(default=32, ge=1)
     kv_lease_seconds: int = Field(default=10, ge=1)

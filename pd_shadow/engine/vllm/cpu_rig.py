@@ -4,11 +4,11 @@ On a GPU host both loops below are right: each has a core to itself. On a rig wh
 they take all of it. With PD_SHADOW_CPU_RIG=1 in the environment, every vLLM process
 
 - lets NIXL's progress thread sleep between polls (NIXL's Python layer sets the delay to zero, one full core per
-  worker at idle),
-- ends the engine's spin on its message queue after a millisecond instead of a second, and
-- forks its engine core and worker instead of spawning them, which spares two of three imports of vLLM per server (on
-  two cores the difference between one and two minutes for four servers). vLLM's CPU platform insists on spawn because
-  of OpenMP threads; a rig runs one compute thread per engine and forks before it exists.
+  worker at idle), and
+- ends the engine's spin on its message queue after a millisecond instead of a second.
+
+Forking the engine core and worker instead of spawning them would halve the boot time and was tried: the children keep
+the server's event loop and listening socket, and now and then a server froze at its first transfer.
 """
 
 import importlib
@@ -30,7 +30,6 @@ def register() -> None:
     if os.environ.get(ENVIRONMENT) != "1":
         return
     _shorten_message_spin()
-    _fork_instead_of_spawn()
     _slow_nixl_progress_thread()
 
 
@@ -40,20 +39,6 @@ def _shorten_message_spin() -> None:
     if defaults is None or len(defaults) != 1:
         raise RuntimeError(f"{ENVIRONMENT}: vLLM's SpinCondition has changed; this plugin knows vLLM 0.32")
     condition.__init__.__defaults__ = (MESSAGE_SPIN_SECONDS,)
-
-
-def _fork_instead_of_spawn() -> None:
-    platform: Any = importlib.import_module("vllm.platforms.cpu").CpuPlatform
-    update = platform.check_and_update_config.__func__
-    if getattr(update, MARK, False):
-        return
-
-    def update_and_fork(cls: type, vllm_config: object) -> None:
-        update(cls, vllm_config)
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-
-    setattr(update_and_fork, MARK, True)
-    platform.check_and_update_config = classmethod(update_and_fork)
 
 
 def _slow_nixl_progress_thread() -> None:

@@ -164,6 +164,23 @@ def test_a_normal_call_takes_its_prefill_instance_back_at_once() -> None:
     assert w.cluster.shadow_ledger.prefilled == 4096
 
 
+def test_on_shared_hardware_shadow_work_waits_for_every_neighbour_and_gives_way_to_each() -> None:
+    w = world(hardware="gpu-0")
+    call = w.begin("a", 9000)
+    w.render("b", 9000)
+    assert w.pump() == []
+    assert job_reason(w) == "hardware_busy"
+    w.transfer(call)
+    w.decode(call)
+    assert w.pump() == []
+    w.end(call, 9000)
+    (leg,) = w.pump()
+    assert leg.instance.name == "b-p0"
+    w.begin("a", 500, session=None)
+    w.pump()
+    assert w.cancelled == {leg.leg_id: pb.SHADOW_REASON_PREEMPTED}
+
+
 def test_one_leg_per_prefill_instance_likeliest_switch_first() -> None:
     w = world()
     for _ in range(20):

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from pd_shadow.demo.cluster import core_shares, free_ports
+from pd_shadow.demo.cluster import free_ports
 from pd_shadow.demo.process import ManagedProcess, ProcessDiedError
 
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
@@ -76,17 +76,3 @@ def _alive(pid: int) -> bool:
         return False
     # A killed process that nobody has reaped yet still has its id.
     return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-
-
-@pytest.mark.parametrize(
-    ("cores", "shares"),
-    [
-        ({0}, [{0}, {0}, {0}, {0}]),
-        ({0, 1}, [{0}, {1}, {0}, {1}]),
-        ({2, 3, 5, 7}, [{2}, {3}, {5}, {7}]),
-        (set(range(8)), [{0, 4}, {1, 5}, {2, 6}, {3, 7}]),
-    ],
-)
-def test_cores_are_dealt_out(cores: set[int], shares: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    assert core_shares(4) == shares
