@@ -14,8 +14,8 @@ from rich.console import Console
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--engine", type=click.Choice(["vllm"]), default="vllm", show_default=True, help="Which engines to run.")
-@click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 6; 2 with --quick]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Sessions, gaps and traffic follow from it.")
+@click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 4; 2 with --quick]")
+@click.option("--seed", type=int, default=1, show_default=True, help="Sessions, gaps and traffic follow from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Keep logs and configuration here.")
 @click.option(

@@ -24,10 +24,15 @@ ERRORS_SHOWN = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """What is replayed. `quick` is one small workload to see that everything works, not to measure."""
+    """What is replayed. `quick` is one small workload to see that everything works, not to measure.
 
-    sessions: int = 5
-    seed: int = 0
+    Four sessions are few, so the default seed is one whose sessions resemble the workload at large (a test holds it to
+    that): the switch rate, and the tokens a switch finds uncovered without shadow. Seed 0 does not: seven of its
+    sixteen switches are one session alternating at every call, which leaves little to cover.
+    """
+
+    sessions: int = 4
+    seed: int = 1
 
     @classmethod
     def quick(cls, seed: int) -> "Plan":

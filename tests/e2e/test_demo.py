@@ -10,7 +10,7 @@ from pd_shadow.demo.replay import Replay, Run
 from pd_shadow.demo.workload import Session, build_sessions
 from pd_shadow.engine.vllm.command import EngineRole
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
 SEED = 1
 

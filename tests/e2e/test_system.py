@@ -15,7 +15,7 @@ from pd_shadow.demo import models
 from pd_shadow.engine.vllm.command import EngineRole
 from tests.e2e.conftest import System
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
 A, B = models.SMALL.name, models.LARGE.name
 BLOCK = 128

@@ -1,12 +1,14 @@
 """Sessions and normal traffic: deterministic, scaled to the window, with the data's switch decisions."""
 
 import itertools
+import statistics
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from pd_shadow.demo import traffic
+from pd_shadow.demo.demo import Plan
 from pd_shadow.demo.models import LARGE, SMALL, ModelSpec, build
 from pd_shadow.demo.workload import (
     CALLS_LIMITS,
@@ -15,6 +17,7 @@ from pd_shadow.demo.workload import (
     CONTEXT_CAP_TOKENS,
     FIRST_LIMITS_TOKENS,
     GAP_LIMITS_SECONDS,
+    Session,
     build_sessions,
     prefers_large,
     routing_scores,
@@ -68,3 +71,23 @@ def test_normal_traffic_is_poisson_and_capped() -> None:
     assert max(request.max_tokens for request in first) <= traffic.OUTPUT_CAP_TOKENS
     limit = traffic.PROMPT_CAP_TOKENS * CHARACTERS_PER_TOKEN + 100
     assert max(len(request.prompt) for request in first) <= limit
+
+
+def test_the_default_sessions_resemble_the_workload_at_large() -> None:
+    ours = _shape(build_sessions(Plan().sessions, Plan().seed, "s", "l"))
+    at_large = _shape([session for seed in range(100, 130) for session in build_sessions(4, seed, "s", "l")])
+    for mine, expected in zip(ours, at_large, strict=True):
+        assert 0.75 < mine / expected < 1.25
+
+
+def _shape(sessions: list[Session]) -> tuple[float, float]:
+    """Switches per call, and the median of tokens a switch finds uncovered without shadow."""
+    uncovered = []
+    for session in sessions:
+        context, held, previous = 0.0, dict.fromkeys("sl", 0.0), ""
+        for step in session.steps:
+            context += len(step.content) / CHARACTERS_PER_TOKEN
+            if previous not in ("", step.model):
+                uncovered.append(context - held[step.model])
+            held[step.model], previous = context, step.model
+    return len(uncovered) / sum(len(session.steps) for session in sessions), statistics.median(uncovered)
