@@ -211,7 +211,9 @@ class Cluster:
             job = self.jobs.get(session.key, model)
             if job is not None:
                 self.jobs.suspend(job, common.SHADOW_REASON_MODEL_IN_USE)
-            targets = self._shadow_targets(now, session)
+            # On hardware the call itself uses, no leg could start before its end, which brings a longer context anyway.
+            shared = decode.instance.hardware
+            targets = [t for t in self._shadow_targets(now, session) if not shared or t.renderer.hardware != shared]
         self.jobs.preempt(prefill.placed.instance if prefill.placed else decode.instance)
         self._schedule(now)
         return Begun(call, targets)

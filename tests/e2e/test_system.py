@@ -8,6 +8,7 @@ import json
 import textwrap
 from typing import Any
 
+import grpc
 import pytest
 
 from pd_shadow.api.v1 import admin_pb2, common_pb2, placement_pb2
@@ -211,3 +212,20 @@ async def test_a_decode_instance_killed_under_a_shadow_leg_gives_everything_back
     await system.ready(name, not_incarnation=life)
     await system.chat(B, conversation(DOCUMENT[:3000]), "d-killed")
     await system.quiet()
+
+
+async def test_calls_are_served_while_the_controller_is_away_and_placed_again_when_it_is_back(system: System) -> None:
+    await system.chat(A, conversation("hi"), "away")
+    await system.plane.controller.kill()
+    assert (await system.chat(A, conversation("hi", "hello", "again"), "away"))["choices"]
+    await system.plane.controller.start()
+
+    async def placed_again() -> bool:
+        await system.chat(A, conversation("hi"), "back")
+        try:
+            return (await system.ledger()).calls.handed_off > 0
+        except grpc.aio.AioRpcError:
+            return False
+
+    await system.until(placed_again)
+    assert (await system.quiet()).calls.recomputed == 0

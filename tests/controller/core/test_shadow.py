@@ -167,13 +167,15 @@ def test_a_normal_call_takes_its_prefill_instance_back_at_once() -> None:
 def test_on_shared_hardware_shadow_work_waits_for_every_neighbour_and_gives_way_to_each() -> None:
     w = world(hardware="gpu-0")
     call = w.begin("a", 9000)
+    # Rendering would only take time from the call; its end asks for it.
+    assert call.shadow_targets == []
     w.render("b", 9000)
     assert w.pump() == []
     assert job_reason(w) == "hardware_busy"
     w.transfer(call)
     w.decode(call)
     assert w.pump() == []
-    w.end(call, 9000)
+    assert [target.model for target in w.end(call, 9000)] == ["b"]
     (leg,) = w.pump()
     assert leg.instance.name == "b-p0"
     w.begin("a", 500, session=None)
