@@ -1,10 +1,10 @@
-"""Seconds and tokens a link has carried, by kind."""
+"""Seconds a link has carried, by kind."""
 
 from transfer.gate import LinkGate
 
 
 class LinkLedger:
-    """Integrates a gate's state over time. Seconds are those of the clock passed in; tokens are the caller's counts."""
+    """Integrates a gate's state over time. Seconds are those of the clock passed in."""
 
     def __init__(self, gate: LinkGate, now: float) -> None:
         self._gate = gate
@@ -12,7 +12,6 @@ class LinkLedger:
         self.normal_seconds = 0.0
         self.shadow_seconds = 0.0
         self.idle_seconds = 0.0
-        self.shadow_tokens = 0
 
     def settle(self, now: float) -> None:
         """Book the time since the last call under the state the gate has had; call it before every change of state."""

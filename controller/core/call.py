@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.instance import Instance
 from controller.core.placement import Placed
 from controller.core.session import Digest, SessionKey
 from pd_shadow.api.v1 import placement_pb2 as pb
@@ -38,7 +37,8 @@ class Call:
             instance = self.prefill.instance
             instance.prefill_calls[self.call_id] = self.uncached_tokens
             instance.note_own_requests()
-        self._take_decode()
+        self.decode.instance.decode_calls.add(self.call_id)
+        self.decode.instance.note_own_requests()
 
     def advance(self, now: float, phase: pb.CallPhase.ValueType) -> None:
         """Move on to a later phase; an earlier or equal one changes nothing."""
@@ -50,9 +50,7 @@ class Call:
         self._release_prefill()
         if phase == pb.CALL_PHASE_TRANSFER and self.prefill is not None:
             self.prefilled_at = now
-            link = self.decode.instance
-            link.link.settle(now)
-            link.gate.begin_normal()
+            self.decode.instance.settled_gate(now).begin_normal()
 
     def release(self, now: float) -> None:
         """Give everything back, in whatever phase the call ended."""
@@ -62,19 +60,10 @@ class Call:
         self.phase = pb.CALL_PHASE_DECODE
         self.decode.instance.decode_calls.discard(self.call_id)
 
-    def instances(self) -> list[Instance]:
-        return [placed.instance for placed in (self.prefill, self.decode) if placed is not None]
-
-    def _take_decode(self) -> None:
-        self.decode.instance.decode_calls.add(self.call_id)
-        self.decode.instance.note_own_requests()
-
     def _release_prefill(self) -> None:
         if self.prefill is not None:
             self.prefill.instance.prefill_calls.pop(self.call_id, None)
 
     def _end_transfer(self, now: float) -> None:
         if self.prefill is not None:
-            link = self.decode.instance
-            link.link.settle(now)
-            link.gate.end_normal()
+            self.decode.instance.settled_gate(now).end_normal()

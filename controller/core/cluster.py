@@ -47,7 +47,6 @@ class CallEnd(NamedTuple):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    common_prefix_tokens: int = 0
 
 
 class Warmth(NamedTuple):
@@ -101,7 +100,9 @@ class Cluster:
         return effects
 
     def events(self, after: int = 0) -> list[Event]:
-        return [event for event in self._events if event.sequence > after]
+        """Events with a larger sequence number, oldest first; costs no more than what it returns."""
+        fresh = itertools.takewhile(lambda event: event.sequence > after, reversed(self._events))
+        return list(fresh)[::-1]
 
     # Instances.
 

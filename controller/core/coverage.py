@@ -99,14 +99,8 @@ class Coverage:
     def cut_back(self, binding: Binding, kept_tokens: int, block_size: int) -> int:
         """The history was rewritten after `kept_tokens`; returns the shadow tokens lost."""
         kept = whole_blocks(kept_tokens, block_size)
-        beyond = max(0, binding.prefill_tokens - max(kept, binding.normal_tokens))
-        lost = min(binding.shadow_resident, beyond)
-        self._ledger.waste(lost, pb.SHADOW_REASON_CUT_BACK)
-        binding.shadow_resident -= lost
-        binding.prefill_tokens = min(binding.prefill_tokens, kept)
-        binding.normal_tokens = min(binding.normal_tokens, kept)
         binding.decode_tokens = min(binding.decode_tokens, kept)
-        return lost
+        return self._keep_prefill(binding, kept, pb.SHADOW_REASON_CUT_BACK)
 
     def shrink(self, binding: Binding, instance: Instance, tokens: int) -> None:
         """The instance says that it holds only `tokens` of the context now."""
@@ -114,17 +108,22 @@ class Coverage:
         if binding.decode == instance.ref:
             binding.decode_tokens = min(binding.decode_tokens, kept)
         if binding.prefill == instance.ref:
-            lost = min(binding.shadow_resident, max(0, binding.prefill_tokens - max(kept, binding.normal_tokens)))
-            self._ledger.waste(lost, pb.SHADOW_REASON_EVICTED)
-            binding.shadow_resident -= lost
-            binding.prefill_tokens = min(binding.prefill_tokens, kept)
-            binding.normal_tokens = min(binding.normal_tokens, kept)
+            self._keep_prefill(binding, kept, pb.SHADOW_REASON_EVICTED)
 
     def forget(self, session: Session) -> None:
         """Give up everything a session holds."""
         for binding in session.bindings.values():
             self._leave_prefill(binding, pb.SHADOW_REASON_FORGOTTEN)
             self._leave_decode(binding)
+
+    def _keep_prefill(self, binding: Binding, kept: int, reason: pb.ShadowReason.ValueType) -> int:
+        """P holds no more than `kept` tokens; returns the shadow tokens lost."""
+        lost = min(binding.shadow_resident, max(0, binding.prefill_tokens - max(kept, binding.normal_tokens)))
+        self._ledger.waste(lost, reason)
+        binding.shadow_resident -= lost
+        binding.prefill_tokens = min(binding.prefill_tokens, kept)
+        binding.normal_tokens = min(binding.normal_tokens, kept)
+        return lost
 
     def _leave_prefill(self, binding: Binding, reason: pb.ShadowReason.ValueType) -> None:
         self._ledger.waste(binding.shadow_resident, reason)

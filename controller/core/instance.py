@@ -144,6 +144,11 @@ class Instance:
         """Whether anything normal runs here, by this controller's count or by the engine's own."""
         return bool(self.prefill_calls or self.decode_calls or self.foreign_requests)
 
+    def settled_gate(self, now: float) -> LinkGate:
+        """The inbound link's gate for a change of state, the time until now booked under the old state."""
+        self.link.settle(now)
+        return self.gate
+
     def apply(self, what: InstanceInput) -> bool:
         """Move along TRANSITIONS; True if the state changed."""
         following = TRANSITIONS[self.state].get(what, self.state)

@@ -250,8 +250,7 @@ class ShadowJobs:
             job.apply(JobInput.START_PREFILL)
             self._start(now, job, pb.LEG_KIND_PREFILL, prefill, gateway, chunk)
         elif push is not None and decode is not None:
-            decode.link.settle(now)
-            decode.gate.begin_shadow()
+            decode.settled_gate(now).begin_shadow()
             job.apply(JobInput.START_EXPORT)
             self._start(now, job, pb.LEG_KIND_EXPORT, prefill, gateway, push)
         return pb.SHADOW_REASON_RUNNING
@@ -320,8 +319,7 @@ class ShadowJobs:
         else:
             leg.instance.shadow_leg = None
         if leg.kind in (pb.LEG_KIND_EXPORT, pb.LEG_KIND_FETCH) and not keep_link and job.decode is not None:
-            job.decode.link.settle(now)
-            job.decode.gate.end_shadow()
+            job.decode.settled_gate(now).end_shadow()
 
     def _settle(self, job: ShadowJob) -> None:
         """After a leg: a suspension that came in the meantime takes effect."""

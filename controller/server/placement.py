@@ -69,7 +69,6 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
             prompt_tokens=request.prompt_tokens,
             cached_tokens=min(request.cached_tokens, request.prompt_tokens),
             completion_tokens=request.completion_tokens,
-            common_prefix_tokens=request.common_prefix_tokens,
         )
         try:
             with self._plane.turn() as (cluster, now):
