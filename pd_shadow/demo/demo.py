@@ -16,7 +16,6 @@ from pd_shadow.demo.models import LARGE, SMALL
 from pd_shadow.demo.replay import CONCURRENT_SESSIONS, Replay, Run
 from pd_shadow.demo.traffic import REQUESTS_PER_SECOND
 from pd_shadow.demo.workload import SCALE, Session, build_sessions
-from pd_shadow.engine.vllm.command import EngineRole
 
 PROCESSES_READY = 2 + 4
 ERRORS_SHOWN = 5
@@ -84,14 +83,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
 async def _one_run(cluster: Cluster, sessions: list[Session], seed: int, shadow: bool, on_call: Any) -> Run:
     name = "control-shadow" if shadow else "control-cold"
     async with cluster.control_plane(shadow=shadow, name=name) as plane:
-        replay = Replay(
-            plane.gateway_url,
-            plane.controller_address,
-            decode_urls={spec.name: cluster.engine(spec.name, EngineRole.DECODE).url for spec in cluster.specs},
-            specs={spec.name: spec for spec in cluster.specs},
-            cache_salt=name,
-            on_call=on_call,
-        )
+        replay = Replay.over(cluster, plane, name, on_call)
         await replay.warm_up()
         try:
             result = await replay.run(sessions, seed)

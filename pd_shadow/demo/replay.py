@@ -14,8 +14,10 @@ from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pd_shadow.common.grpc_options import CLIENT_OPTIONS
 from pd_shadow.demo import received, traffic
 from pd_shadow.demo.client import Answer, chat
+from pd_shadow.demo.cluster import Cluster, ControlPlane
 from pd_shadow.demo.models import ModelSpec
 from pd_shadow.demo.workload import Session
+from pd_shadow.engine.vllm.command import EngineRole
 
 ANSWER_TOKENS = 24
 CONCURRENT_SESSIONS = 1
@@ -76,6 +78,20 @@ class Replay:
         self._specs = specs
         self._salt = cache_salt
         self._on_call = on_call
+
+    @classmethod
+    def over(
+        cls, cluster: Cluster, plane: ControlPlane, cache_salt: str, on_call: Callable[[], None] = lambda: None
+    ) -> "Replay":
+        """A replay over all models of a running cluster."""
+        return cls(
+            plane.gateway_url,
+            plane.controller_address,
+            decode_urls={spec.name: cluster.engine(spec.name, EngineRole.DECODE).url for spec in cluster.specs},
+            specs={spec.name: spec for spec in cluster.specs},
+            cache_salt=cache_salt,
+            on_call=on_call,
+        )
 
     async def warm_up(self) -> None:
         """Handshakes and first steps of every engine, outside the measurement. Raises RuntimeError if a call fails."""

@@ -8,7 +8,6 @@ from pd_shadow.demo import report
 from pd_shadow.demo.cluster import Cluster
 from pd_shadow.demo.replay import Replay, Run
 from pd_shadow.demo.workload import Session, build_sessions
-from pd_shadow.engine.vllm.command import EngineRole
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
@@ -23,14 +22,7 @@ def shortest_session(cluster: Cluster) -> Session:
 async def replay(cluster: Cluster, session: Session, *, shadow: bool) -> Run:
     name = "replay-shadow" if shadow else "replay-cold"
     async with cluster.control_plane(shadow=shadow, name=name) as plane:
-        run = Replay(
-            plane.gateway_url,
-            plane.controller_address,
-            decode_urls={spec.name: cluster.engine(spec.name, EngineRole.DECODE).url for spec in cluster.specs},
-            specs={spec.name: spec for spec in cluster.specs},
-            cache_salt=name,
-        )
-        return await run.run([session], SEED)
+        return await Replay.over(cluster, plane, name).run([session], SEED)
 
 
 async def test_cold_and_shadow_runs_say_the_same_and_the_figures_are_complete(cluster: Cluster) -> None:
