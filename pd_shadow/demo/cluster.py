@@ -10,10 +10,12 @@ from pathlib import Path
 from types import TracebackType
 
 import aiohttp
+import grpc.aio
 import yaml
 
+from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pd_shadow.demo import models
-from pd_shadow.demo.process import ManagedProcess, ProcessDiedError
+from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
 from pd_shadow.engine.vllm.command import EngineCommand, EngineRole
 
 HOST = "127.0.0.1"
@@ -118,12 +120,37 @@ class Cluster:
                 await process.start()
             for process in (controller, gateway):
                 await process.wait_healthy(self._session(), CONTROL_SECONDS)
+            await self._all_instances_ready(address, gateway_url, name)
+            for process in (controller, gateway):
                 self._progress(f"{process.name} ready")
             yield ControlPlane(gateway_url, address, controller, gateway)
         finally:
             # In this order, so that the gateway never finds its controller gone.
             await gateway.stop()
             await controller.stop()
+
+    async def _all_instances_ready(self, controller_address: str, gateway_url: str, name: str) -> None:
+        """Return once the controller has seen every engine and the gateway serves every model.
+
+        Both answer as ready from their first instance on. Raises ProcessDiedError at the timeout.
+        """
+        missing = set(self.commands) | {spec.name for spec in self.specs}
+        try:
+            async with asyncio.timeout(CONTROL_SECONDS), grpc.aio.insecure_channel(controller_address) as channel:
+                admin = admin_pb2_grpc.AdminServiceStub(channel)
+                while missing:
+                    seen = await admin.ListInstances(admin_pb2.ListInstancesRequest())
+                    missing -= {
+                        i.endpoint.ref.name for i in seen.instances if i.state == common_pb2.INSTANCE_STATE_READY
+                    }
+                    missing -= await self._served_models(gateway_url)
+                    await asyncio.sleep(POLL_SECONDS)
+        except (TimeoutError, grpc.aio.AioRpcError, aiohttp.ClientError) as error:
+            raise ProcessDiedError(f"{name}: still waiting for {', '.join(sorted(missing))}: {error!r}") from error
+
+    async def _served_models(self, gateway_url: str) -> set[str]:
+        async with self._session().get(f"{gateway_url}/v1/models") as answer:
+            return {entry["id"] for entry in (await answer.json())["data"]}
 
     async def _prepare(self) -> None:
         ports = free_ports(4 * len(self.specs))
