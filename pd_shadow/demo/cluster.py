@@ -16,13 +16,14 @@ import yaml
 from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pd_shadow.demo import models
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
-from pd_shadow.engine.vllm.command import EngineCommand, EngineRole
+from pd_shadow.engine.vllm.command import EngineCommand
+from pd_shadow.engine.vllm.settings import Role
 
 HOST = "127.0.0.1"
 BOOT_SECONDS = 300.0
 CONTROL_SECONDS = 60.0
 
-ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
+ROLES = (Role.PREFILL, Role.DECODE)
 
 Progress = Callable[[str], None]
 
@@ -75,7 +76,7 @@ class Cluster:
     ) -> None:
         await self._close()
 
-    def engine(self, model: str, role: EngineRole) -> EngineCommand:
+    def engine(self, model: str, role: Role) -> EngineCommand:
         """The engine of a model and role."""
         return next(c for c in self.commands.values() if c.served_name == model and c.role is role)
 

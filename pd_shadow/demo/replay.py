@@ -17,7 +17,7 @@ from pd_shadow.demo.client import Answer, chat
 from pd_shadow.demo.cluster import Cluster, ControlPlane
 from pd_shadow.demo.models import ModelSpec
 from pd_shadow.demo.workload import Session
-from pd_shadow.engine.vllm.command import EngineRole
+from pd_shadow.engine.vllm.settings import Role
 
 ANSWER_TOKENS = 24
 CONCURRENT_SESSIONS = 1
@@ -87,7 +87,7 @@ class Replay:
         return cls(
             plane.gateway_url,
             plane.controller_address,
-            decode_urls={spec.name: cluster.engine(spec.name, EngineRole.DECODE).url for spec in cluster.specs},
+            decode_urls={spec.name: cluster.engine(spec.name, Role.DECODE).url for spec in cluster.specs},
             specs={spec.name: spec for spec in cluster.specs},
             cache_salt=cache_salt,
             on_call=on_call,

@@ -13,7 +13,7 @@ import pytest
 
 from pd_shadow.api.v1 import admin_pb2, common_pb2, placement_pb2
 from pd_shadow.demo import models
-from pd_shadow.engine.vllm.command import EngineRole
+from pd_shadow.engine.vllm.settings import Role
 from tests.e2e.conftest import System
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
@@ -67,7 +67,7 @@ async def test_models_are_listed_and_both_shapes_answer_alike(system: System) ->
 async def test_the_answer_is_the_one_a_single_engine_gives(system: System) -> None:
     messages = conversation("Review: " + DOCUMENT[:6000])
     ours = await system.chat(A, messages, max_tokens=12, return_token_ids=True)
-    direct_url = system.cluster.engine(A, EngineRole.DECODE).url
+    direct_url = system.cluster.engine(A, Role.DECODE).url
     body = {
         "model": A,
         "messages": messages,
@@ -111,7 +111,7 @@ async def test_a_switch_finds_its_context_warm_on_p_and_d(system: System) -> Non
 
 async def received_tokens(system: System, model: str) -> float:
     """Tokens D has pulled from P so far, by D's own count."""
-    url = system.cluster.engine(model, EngineRole.DECODE).url
+    url = system.cluster.engine(model, Role.DECODE).url
     async with system.http.get(f"{url}/metrics") as response:
         text = await response.text()
     lines = [line for line in text.splitlines() if line.startswith("vllm:external_prefix_cache_hits_total")]
@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_mid_stream_leaves_nothing_behind(system: Sys
     await system.quiet()
 
     async def engine_idle() -> bool:
-        found = await system.admin.GetInstance(admin_pb2.GetInstanceRequest(name=f"{A}-{EngineRole.DECODE}"))
+        found = await system.admin.GetInstance(admin_pb2.GetInstanceRequest(name=f"{A}-{Role.DECODE}"))
         return found.instance.reported_running == 0
 
     # The abort reached the engine: it would have had 2,000 tokens to generate.
@@ -175,7 +175,7 @@ async def test_a_client_that_leaves_mid_stream_leaves_nothing_behind(system: Sys
 
 
 async def test_a_killed_prefill_instance_costs_a_recomputation_and_comes_back(system: System) -> None:
-    name = f"{B}-{EngineRole.PREFILL}"
+    name = f"{B}-{Role.PREFILL}"
     life = await system.ready(name)
     answer = asyncio.create_task(system.raw_chat({"model": B, "messages": conversation(DOCUMENT)}, "p-killed"))
 
@@ -195,7 +195,7 @@ async def test_a_killed_prefill_instance_costs_a_recomputation_and_comes_back(sy
 
 
 async def test_a_decode_instance_killed_under_a_shadow_leg_gives_everything_back(system: System) -> None:
-    name = f"{B}-{EngineRole.DECODE}"
+    name = f"{B}-{Role.DECODE}"
     life = await system.ready(name)
     await system.chat(A, conversation(DOCUMENT), "d-killed")
 

@@ -1,6 +1,5 @@
-"""The command line and environment of one stock vLLM server: prefill, decode or colocated."""
+"""The command line and environment of one vLLM server: prefill, decode or colocated, stock or with the plugin."""
 
-import enum
 import json
 import sys
 from collections.abc import Mapping
@@ -9,18 +8,12 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from pd_shadow.common.config import Config
-from pd_shadow.engine.vllm import cpu_rig
+from pd_shadow.engine.vllm import cpu_rig, settings
+from pd_shadow.engine.vllm.settings import PluginSettings, Role
 
-
-class EngineRole(enum.StrEnum):
-    """What the server does with a call; the same words as in the controller's static discovery."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    COLOCATED = "colocated"
-
-
-KV_ROLES: Mapping[EngineRole, str] = {EngineRole.PREFILL: "kv_producer", EngineRole.DECODE: "kv_consumer"}
+KV_ROLES: Mapping[Role, str] = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+SCHEDULER = "pd_shadow.engine.vllm.scheduler.ShadowScheduler"
+ASYNC_SCHEDULER = "pd_shadow.engine.vllm.scheduler.ShadowAsyncScheduler"
 
 
 class EngineCommand(Config):
@@ -28,7 +21,7 @@ class EngineCommand(Config):
 
     model_dir: Path
     served_name: str = Field(min_length=1)
-    role: EngineRole
+    role: Role
     host: str = "127.0.0.1"
     port: int = Field(ge=1, le=65535)
     side_channel_port: int | None = Field(default=None, ge=1, le=65535)
@@ -44,12 +37,14 @@ class EngineCommand(Config):
     max_num_seqs: int = Field(default=32, ge=1)
     kv_lease_seconds: int = Field(default=10, ge=1)
     """How long P keeps handed-out blocks pinned for a D that never comes."""
+    plugin: PluginSettings | None = None
+    """Unset: a stock engine, which takes shadow work as requests of low priority."""
     cpu_rig: bool = True
     """Several engines share few cores: quiet their spinning threads, one compute thread each, no core pinning."""
 
     @model_validator(mode="after")
     def _check(self) -> "EngineCommand":
-        if self.role is not EngineRole.COLOCATED and self.side_channel_port is None:
+        if self.role is not Role.COLOCATED and self.side_channel_port is None:
             raise ValueError(f"side_channel_port: a {self.role} server needs one for NIXL's handshake")
         if self.num_gpu_blocks * self.block_size < self.max_model_len:
             raise ValueError(
@@ -92,6 +87,11 @@ class EngineCommand(Config):
             # The worker runs in the engine core: one process less to boot, one hop less per step. By its class name,
             # because for "uni" vLLM's CPU platform takes "mp" unless it may set OpenMP's variables, which env() does.
             arguments += ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
+        if self.plugin is not None:
+            given = self.plugin.model_dump(mode="json", exclude_unset=True)
+            # vLLM schedules one step ahead on GPUs, and not on CPUs.
+            arguments += ["--scheduler-cls", SCHEDULER if self.cpu_rig else ASYNC_SCHEDULER]
+            arguments += ["--additional-config", json.dumps({settings.KEY: given}, sort_keys=True)]
         transfer = self._kv_transfer()
         if transfer is not None:
             arguments += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
