@@ -482,8 +482,9 @@ class Cluster:
     def _settle_coverage(self, session: Session, call: Call, end: CallEnd) -> None:
         binding = session.binding(call.model)
         if call.colocated:
-            if call.decode.instance.alive and end.completion_tokens:
-                # Prompt and output lie in one cache; the last token's KV is never written.
+            if call.decode.instance.alive and end.outcome == common.CALL_OUTCOME_COMPLETED:
+                # Only a whole answer tells what was cached. Its output lies beside the prompt; the last token's KV is
+                # never written.
                 context = end.prompt_tokens + end.completion_tokens - 1
                 self.coverage.call_prefilled(binding, call.decode.instance, context, end.cached_tokens, call.digests)
             return
