@@ -80,7 +80,7 @@ def named(name: str, among: Iterable[Approach] | None = None) -> Approach:
 
     Raises ValueError with the nearest valid name, or saying that only the simulator knows the approach.
     """
-    valid = list(for_engines() if among is None else among)
+    valid = [approach.value for approach in (for_engines() if among is None else among)]
     if name in valid:
         return Approach(name)
     names = ", ".join(valid)

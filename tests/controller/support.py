@@ -18,6 +18,8 @@ from pd_shadow.api.v1 import placement_pb2 as pb
 BLOCK = 128
 GATEWAY = "gw-1"
 SESSION = SessionKey("", "s-1")
+DISAGGREGATED = ((common.ROLE_PREFILL, "p"), (common.ROLE_DECODE, "d"))
+COLOCATED = ((common.ROLE_COLOCATED, "c"),)
 
 
 def facts(incarnation: str = "1", block_size: int = BLOCK, **more: Any) -> Facts:
@@ -55,8 +57,8 @@ class World:
         assert instance is not None
         return instance
 
-    def healthy(self, name: str, incarnation: str = "1", running: int = 0) -> None:
-        self.cluster.observe(self.now, name, facts(incarnation), LoadReport(running=running))
+    def healthy(self, name: str, incarnation: str = "1", running: int = 0, waiting: int = 0) -> None:
+        self.cluster.observe(self.now, name, facts(incarnation), LoadReport(running=running, waiting=waiting))
 
     def begin(self, model: str, prompt: int = 1000, session: SessionKey | None = SESSION, **more: Any) -> Begun:
         return self.cluster.begin_call(self.now, GATEWAY, session, model, prompt_tokens=prompt, **more)
@@ -82,6 +84,10 @@ class World:
     def call(self, model: str, prompt: int, cached: int = 0, output: int = 50, **more: Any) -> Begun:
         """A whole call that goes well."""
         begun = self.begin(model, prompt, **more)
+        if begun.call.colocated:
+            self.decode(begun)
+            self.end(begun, prompt, cached, output, handoff=common.HANDOFF_NONE)
+            return begun
         self.transfer(begun)
         self.decode(begun)
         self.end(begun, prompt, cached, output)
@@ -119,16 +125,20 @@ class World:
 def world(
     *,
     models: tuple[str, ...] = ("a", "b"),
+    colocated: tuple[str, ...] = (),
     replicas: int = 1,
     connected: bool = True,
     hardware: str = "",
     **config: Any,
 ) -> World:
-    """`replicas` P and D per model, named a-p0, a-d0, …, all ready; one connected dispatcher."""
+    """`replicas` P and D per model, named a-p0, a-d0, …, all ready; one connected dispatcher.
+
+    Models in `colocated` have `replicas` colocated instances instead, named a-c0, ….
+    """
     cluster = Cluster(ControllerConfig.model_validate(config), epoch="t")
     result = World(cluster)
     for model in models:
-        for role, letter in ((common.ROLE_PREFILL, "p"), (common.ROLE_DECODE, "d")):
+        for role, letter in COLOCATED if model in colocated else DISAGGREGATED:
             for index in range(replicas):
                 name = f"{model}-{letter}{index}"
                 cluster.declare(Declared(name, model, role, f"http://{name}", hardware=hardware))

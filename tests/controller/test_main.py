@@ -29,6 +29,15 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             "{name: a, model: m, role: decode, url: 'http://h:1'}, {name: a, model: m, role: decode, url: 'http://h:2'}]}",
             "names must be unique",
         ),
+        (
+            "discovery: {static: [{name: c, model: m, role: colocated, url: 'http://h:1'}, "
+            "{name: p, model: m, role: prefill, url: 'http://h:2'}]}",
+            "model 'm' has 'c' (colocated) and 'p' (prefill); give it colocated instances only",
+        ),
+        (
+            "shadow: {approach: harvest-sol}",
+            "shadow.approach: Value error, unknown approach 'harvest-sol'; did you mean",
+        ),
     ],
 )
 def test_bad_configuration_exits_with_2_and_names_the_key(tmp_path: Path, text: str, message: str) -> None:

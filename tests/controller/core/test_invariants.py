@@ -17,7 +17,10 @@ from tests.controller.support import GATEWAY, World, world
 MODELS = ("a", "b", "c")
 keys = st.sampled_from([SessionKey("", "s1"), SessionKey("", "s2"), SessionKey("t", "s1")])
 models = st.sampled_from(MODELS)
-names = st.sampled_from([f"{m}-{side}{n}" for m in MODELS for side in "pd" for n in range(2)])
+COLOCATED = ("c",)
+names = st.sampled_from(
+    [f"{m}-{side}{n}" for m in MODELS for side in ("c" if m in COLOCATED else "pd") for n in (0, 1)]
+)
 tokens = st.integers(1, 20_000)
 indexes = st.integers(0, 1000)
 
@@ -28,14 +31,17 @@ class ClusterHistory(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.w: World = world(
-            models=MODELS, replicas=2, limits={"max_sessions": 2, "session_idle_seconds": 300, "max_call_seconds": 500}
+            models=MODELS,
+            colocated=COLOCATED,
+            replicas=2,
+            limits={"max_sessions": 2, "session_idle_seconds": 300, "max_call_seconds": 500},
         )
         self.calls: list[Begun] = []
         self.lives: Counter[str] = Counter()
         self.connected = True
 
     def _started(self) -> None:
-        """No leg starts beside normal work or on a taken instance or link."""
+        """No leg starts beside normal work or a colocated instance's queue, or on a taken instance or link."""
         for leg in self.w.pump():
             self._check_start(leg)
 
@@ -45,19 +51,25 @@ class ClusterHistory(RuleBasedStateMachine):
         if leg.kind == pb.LEG_KIND_FETCH:
             assert leg.instance.gate.shadow_chunks == 1
         else:
-            assert not leg.instance.prefill_calls
+            policy = self.w.cluster.shadow_policy
+            assert policy.enabled
+            assert leg.normal_priority == policy.eager
             assert leg.instance.shadow_leg == leg.leg_id
+            assert leg.kind == pb.LEG_KIND_PREFILL or not leg.instance.colocated
+            if not policy.eager:
+                assert not (leg.instance.waiting_requests if leg.instance.colocated else leg.instance.prefill_calls)
         assert leg.upto_tokens % 128 == 0
 
     @rule(key=st.one_of(st.none(), keys), model=models, prompt=tokens)
     def begin(self, key: SessionKey | None, model: str, prompt: int) -> None:
         cluster = self.w.cluster
-        if cluster.registry.ready(model, pb.ROLE_DECODE):
+        if cluster.registry.ready(model, pb.ROLE_DECODE, pb.ROLE_COLOCATED):
             begun = self.w.begin(model, prompt, session=key)
             self.calls.append(begun)
             self._started()
             leg = begun.call.prefill.instance.shadow_leg if begun.call.prefill else None
-            if leg is not None:
+            assert begun.call.colocated == (model in COLOCATED)
+            if leg is not None and not cluster.shadow_policy.eager:
                 # A normal call meets an export, which is short, or a prefill that was told to stop.
                 assert self.w.legs[leg].kind == pb.LEG_KIND_EXPORT or leg in self.w.cancelled
 
@@ -114,6 +126,17 @@ class ClusterHistory(RuleBasedStateMachine):
         self.w.healthy(name, incarnation=f"life-{self.lives[name]}")
         self._started()
 
+    @rule(name=names, running=st.integers(0, 3), waiting=st.sampled_from([0, 0, 1]))
+    def report(self, name: str, running: int, waiting: int) -> None:
+        lives = self.lives[name]
+        self.w.healthy(name, f"life-{lives}" if lives else "1", running, waiting)
+        self._started()
+
+    @rule(change=st.sampled_from([{"approach": "eager"}, {"approach": "no-shadow"}, {"approach": "harvest-slo"}]))
+    def set_policy(self, change: dict[str, str]) -> None:
+        self.w.cluster.set_shadow_policy(self.w.now, self.w.cluster.shadow_policy.changed(**change))
+        self._started()
+
     @rule(name=names, refused=st.booleans())
     def miss(self, name: str, refused: bool) -> None:
         self.w.cluster.miss(self.w.now, name, refused=refused)
@@ -155,6 +178,8 @@ class ClusterHistory(RuleBasedStateMachine):
         for instance in instances:
             assert instance.gate.shadow_chunks <= 1
             assert set(instance.prefill_calls) | instance.decode_calls <= set(cluster.calls)
+            if instance.colocated:
+                assert instance.gate.normal_transfers == instance.gate.shadow_chunks == 0
 
     @invariant()
     def sessions_are_counted_where_they_are_bound(self) -> None:

@@ -108,6 +108,23 @@ async def test_a_healthy_engine_is_ready_with_its_facts(engine: FakeVllm, plane:
     assert instance.request_level
 
 
+@pytest.mark.parametrize(
+    ("role", "value"),
+    [("prefill", pb.ROLE_PREFILL), ("decode", pb.ROLE_DECODE), ("colocated", pb.ROLE_COLOCATED)],
+)
+async def test_an_instance_has_the_role_it_was_given(role: str, value: pb.Role.ValueType) -> None:
+    config = ControllerConfig.model_validate(
+        {"discovery": {"static": [{"name": "i", "model": "m", "role": role, "url": "http://127.0.0.1:9"}]}}
+    )
+    plane = Plane(config)
+    task = asyncio.create_task(StaticDiscovery(config.discovery, plane).run())
+    # Discovery declares everything before it waits for the first time.
+    await asyncio.sleep(0)
+    task.cancel()
+    (declared,) = plane.cluster.registry.declared()
+    assert declared.role == value
+
+
 async def test_a_restart_is_a_new_incarnation(engine: FakeVllm, plane: Plane) -> None:
     await state_becomes(plane, pb.INSTANCE_STATE_READY)
     first = plane.cluster.registry.named("p0")

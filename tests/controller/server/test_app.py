@@ -294,6 +294,84 @@ async def test_operators_read_models_and_the_configuration_in_force(channel: grp
     assert config["shadow"]["chunk_tokens"] == 4096  # type: ignore[index,call-overload]
 
 
+async def test_a_colocated_instance_is_the_whole_placement(controller: Controller, channel: grpc.aio.Channel) -> None:
+    add_instance(controller.plane, "c-c0", "c", common_pb2.ROLE_COLOCATED)
+    placement = placement_pb2_grpc.PlacementServiceStub(channel)
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    begun = await placement.BeginCall(begin("c", session=SESSION))
+    assert not begun.HasField("prefill")
+    assert (begun.decode.instance.url, begun.decode.role) == ("http://c-c0", common_pb2.ROLE_COLOCATED)
+    split = await placement.BeginCall(begin("a"))
+    assert (split.prefill.role, split.decode.role) == (common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE)
+    instance = (await admin.GetInstance(admin_pb2.GetInstanceRequest(name="c-c0"))).instance
+    assert (instance.role, instance.calls_in_flight) == (common_pb2.ROLE_COLOCATED, 1)
+    await placement.EndCall(
+        pb.EndCallRequest(
+            call_id=begun.call_id,
+            outcome=common_pb2.CALL_OUTCOME_COMPLETED,
+            handoff=common_pb2.HANDOFF_NONE,
+            prompt_tokens=1000,
+            completion_tokens=30,
+        )
+    )
+    session = (await admin.GetSession(admin_pb2.GetSessionRequest(session=SESSION))).session
+    binding = next(b for b in session.bindings if b.model == "c")
+    assert (binding.prefill.name, binding.prefill_tokens, binding.HasField("decode")) == ("c-c0", 1024, False)
+    models = (await admin.ListModels(admin_pb2.ListModelsRequest())).models
+    assert [(m.prefill_ready, m.decode_ready, m.colocated_ready) for m in models if m.name == "c"] == [(0, 0, 1)]
+    assert "c-c0" not in {link.decode.name for link in (await admin.ListLinks(admin_pb2.ListLinksRequest())).links}
+
+
+async def test_the_shadow_policy_changes_at_run_time(channel: grpc.aio.Channel) -> None:
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+
+    async def effective() -> tuple[object, ...]:
+        shadow = (await admin.GetEffectiveConfig(admin_pb2.GetEffectiveConfigRequest())).config["shadow"]
+        return tuple(shadow[key] for key in ("approach", "enabled", "gate_probability", "top_k"))  # type: ignore[index,call-overload]
+
+    assert await effective() == ("harvest-slo", True, 0.0, None)
+    watch = admin.WatchEvents(admin_pb2.WatchEventsRequest())
+    await watch.initial_metadata()
+    request = admin_pb2.SetShadowPolicyRequest(approach="predictive", top_k=1)
+    policy = (await admin.SetShadowPolicy(request)).policy
+    assert policy == admin_pb2.ShadowPolicy(
+        approach="predictive", gate_probability=0.25, top_k=1, enabled=True, engine_controller="harvest"
+    )
+    assert await effective() == ("predictive", True, 0.25, 1)
+    event = (await watch.read()).event
+    assert (event.kind, event.subject) == (admin_pb2.EVENT_KIND_SHADOW_POLICY, "predictive")
+    # A value that is set to its default is still set.
+    request = admin_pb2.SetShadowPolicyRequest(gate_probability=0.0, top_k=0, enabled=False)
+    policy = (await admin.SetShadowPolicy(request)).policy
+    assert (policy.approach, policy.gate_probability, policy.top_k, policy.enabled) == ("predictive", 0.0, 0, False)
+    assert await effective() == ("predictive", False, 0.0, None)
+    policy = (await admin.SetShadowPolicy(admin_pb2.SetShadowPolicyRequest(approach="harvest-slo+host"))).policy
+    assert (policy.enabled, policy.engine_controller, policy.host_tier) == (True, "harvest-slo", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"approach": "harvest-sol"}, "approach", "did you mean 'harvest-slo'?"),
+        ({"approach": "oracle"}, "approach", "only the simulator runs it"),
+        ({"gate_probability": 2.0}, "gate_probability", "0 to 1 is expected"),
+        ({"approach": "no-shadow", "enabled": True}, "enabled", "does no shadow work"),
+    ],
+)
+async def test_a_policy_that_cannot_be_is_refused_and_changes_nothing(
+    channel: grpc.aio.Channel, change: dict[str, object], field: str, says: str
+) -> None:
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await admin.SetShadowPolicy(admin_pb2.SetShadowPolicyRequest(**change))  # type: ignore[arg-type]
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    found, violations = details(caught.value)
+    assert (found, list(violations)) == ("REJECTION_REASON_INVALID_FIELD", [field])
+    assert says in violations[field]
+    policy = (await admin.SetShadowPolicy(admin_pb2.SetShadowPolicyRequest())).policy
+    assert (policy.approach, policy.enabled, policy.gate_probability) == ("harvest-slo", True, 0.0)
+
+
 async def test_an_instance_attaches_reports_and_leaves(controller: Controller, channel: grpc.aio.Channel) -> None:
     stub = engine_pb2_grpc.EngineServiceStub(channel)
     hello = engine_pb2.Hello(
@@ -324,6 +402,11 @@ async def test_an_instance_attaches_reports_and_leaves(controller: Controller, c
         ({"url": "c-d0:1"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.url"),
         ({"block_size": 0}, grpc.StatusCode.INVALID_ARGUMENT, "hello.block_size"),
         ({"model": "a", "block_size": 64}, grpc.StatusCode.FAILED_PRECONDITION, "hello"),
+        (
+            {"model": "a", "block_size": 128, "role": common_pb2.ROLE_COLOCATED},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "hello",
+        ),
     ],
 )
 async def test_a_bad_hello_is_refused(
