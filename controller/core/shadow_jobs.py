@@ -61,8 +61,9 @@ class ShadowJobs:
         self._neighbours = neighbours
         self._jobs: dict[tuple[SessionKey, str], ShadowJob] = {}
         self._legs: dict[str, tuple[ShadowJob, Leg]] = {}
-        # Jobs that could take a leg, so that a schedule looks at work and not at every session ever seen.
-        self._open: set[ShadowJob] = set()
+        # Jobs that could take a leg, so that a schedule looks at work and not at every session ever seen. In order of
+        # their coming, so that equal jobs take turns the same way in every replay of a history.
+        self._open: dict[ShadowJob, None] = {}
         self._ids = itertools.count(1)
 
     def __iter__(self) -> Iterator[ShadowJob]:
@@ -240,7 +241,7 @@ class ShadowJobs:
             if job.leg is not None:
                 self._abort(now, job, job.leg, reason)
             job.apply(JobInput.DROP)
-            self._open.discard(job)
+            self._open.pop(job, None)
 
     # Internals.
 
@@ -369,9 +370,9 @@ class ShadowJobs:
         missing = job.next_prefill(self._config.chunk_tokens) or job.next_push(self._config.chunk_tokens)
         waits = job.state in (JobState.WAITING, JobState.BACKOFF) and not job.suspended
         if waits and missing:
-            self._open.add(job)
+            self._open[job] = None
         else:
-            self._open.discard(job)
+            self._open.pop(job, None)
             if waits and not missing:
                 job.reason = pb.SHADOW_REASON_WARM
 
