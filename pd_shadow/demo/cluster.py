@@ -1,10 +1,11 @@
-"""A whole cluster on loopback: two models' P and D engines, and a controller and gateway that can be replaced."""
+"""A whole cluster on loopback: two models' engines, and a controller and gateway that can be replaced."""
 
 import asyncio
 import contextlib
+import enum
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +19,24 @@ from pd_shadow.demo import models
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
 from pd_shadow.engine.vllm.command import EngineCommand
 from pd_shadow.engine.vllm.settings import Role
+from pd_shadow.policy.approach import Approach
 
 HOST = "127.0.0.1"
 BOOT_SECONDS = 300.0
 CONTROL_SECONDS = 60.0
 
-ROLES = (Role.PREFILL, Role.DECODE)
+
+class Mode(enum.StrEnum):
+    """How a model is served: by a prefill and a decode engine with NIXL between them, or by one that does both."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+
+
+ROLES: Mapping[Mode, Sequence[Role]] = {
+    Mode.DISAGGREGATED: (Role.PREFILL, Role.DECODE),
+    Mode.COLOCATED: (Role.COLOCATED,),
+}
 
 Progress = Callable[[str], None]
 
@@ -51,10 +64,12 @@ class Cluster:
         cache_dir: Path,
         specs: Sequence[models.ModelSpec] = (models.SMALL, models.LARGE),
         progress: Progress | None = None,
+        mode: Mode = Mode.DISAGGREGATED,
     ) -> None:
         self.run_dir = run_dir
         self.cache_dir = cache_dir
         self.specs = tuple(specs)
+        self.mode = mode
         self.commands: dict[str, EngineCommand] = {}
         self._engines: dict[str, ManagedProcess] = {}
         self._progress = progress or (lambda line: None)
@@ -94,11 +109,11 @@ class Cluster:
             engine.check()
 
     @contextlib.asynccontextmanager
-    async def control_plane(self, *, shadow: bool, name: str = "control") -> AsyncIterator[ControlPlane]:
+    async def control_plane(self, approach: Approach, name: str = "control") -> AsyncIterator[ControlPlane]:
         """A fresh controller and gateway over the running engines, for as long as the block runs."""
         grpc_port, metrics_port, gateway_port = free_ports(3)
         config = self.run_dir / f"{name}-controller.yaml"
-        config.write_text(yaml.safe_dump(self._controller_config(grpc_port, metrics_port, shadow=shadow)))
+        config.write_text(yaml.safe_dump(self._controller_config(grpc_port, metrics_port, approach)))
         program = [sys.executable, "-c", "from pd_shadow.cli.main import main; main()"]
         controller = ManagedProcess(
             f"{name} controller",
@@ -154,12 +169,13 @@ class Cluster:
             return {entry["id"] for entry in (await answer.json())["data"]}
 
     async def _prepare(self) -> None:
-        ports = free_ports(4 * len(self.specs))
+        roles = ROLES[self.mode]
+        ports = free_ports(2 * len(roles) * len(self.specs))
         folders = {}
         for spec in self.specs:
             folders[spec.name] = await asyncio.to_thread(models.build, spec, self.cache_dir)
             self._progress(f"{spec.name} built")
-        for role in ROLES:
+        for role in roles:
             for spec in self.specs:
                 name = f"{spec.name}-{role}"
                 command = EngineCommand(
@@ -168,7 +184,7 @@ class Cluster:
                     role=role,
                     host=HOST,
                     port=ports.pop(),
-                    side_channel_port=ports.pop(),
+                    side_channel_port=None if role is Role.COLOCATED else ports.pop(),
                     max_model_len=spec.max_model_len,
                 )
                 self.commands[name] = command
@@ -195,7 +211,7 @@ class Cluster:
         await process.wait_healthy(self._session(), BOOT_SECONDS)
         self._progress(f"{process.name} ready")
 
-    def _controller_config(self, grpc_port: int, metrics_port: int, *, shadow: bool) -> dict[str, object]:
+    def _controller_config(self, grpc_port: int, metrics_port: int, approach: Approach) -> dict[str, object]:
         return {
             "listen": f"{HOST}:{grpc_port}",
             "metrics_listen": f"{HOST}:{metrics_port}",
@@ -213,7 +229,7 @@ class Cluster:
                 ],
                 "poll_interval_seconds": 1.0,
             },
-            "shadow": {"enabled": shadow},
+            "shadow": {"approach": str(approach)},
         }
 
     def _session(self) -> aiohttp.ClientSession:

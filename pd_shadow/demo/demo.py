@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pd_shadow.demo import report
-from pd_shadow.demo.cluster import Cluster
+from pd_shadow.demo.cluster import ROLES, Cluster, Mode
 from pd_shadow.demo.models import LARGE, SMALL
 from pd_shadow.demo.replay import CONCURRENT_SESSIONS, Replay, Run
 from pd_shadow.demo.traffic import REQUESTS_PER_SECOND
 from pd_shadow.demo.workload import SCALE, Session, build_sessions
+from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, for_engines
 
-PROCESSES_READY = 2 + 4
+APPROACHES = [approach for approach in for_engines() if not TRAITS[approach].host_tier]
+"""What the demo's engines can run: they have no host tier."""
 ERRORS_SHOWN = 5
 
 
@@ -32,6 +34,9 @@ class Plan:
 
     sessions: int = 4
     seed: int = 1
+    mode: Mode = Mode.DISAGGREGATED
+    # Of the second run; the first is cold.
+    approach: Approach = DEFAULT
 
     @classmethod
     def quick(cls, seed: int) -> "Plan":
@@ -49,24 +54,36 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )  # fmt: skip
+    specs = (SMALL, LARGE)
+    engines = len(specs) * len(ROLES[plan.mode])
     with Progress(*columns, console=console) as progress:
-        boot = progress.add_task("Starting 4 vLLM engines", total=PROCESSES_READY)
+        # Models are built first, and count too.
+        boot = progress.add_task(f"Starting {engines} vLLM engines", total=len(specs) + engines)
         async with Cluster(
-            run_dir, cache_dir, progress=lambda line: progress.advance(boot) if not line.startswith("control") else None
+            run_dir,
+            cache_dir,
+            specs,
+            progress=lambda line: progress.advance(boot) if not line.startswith("control") else None,
+            mode=plan.mode,
         ) as cluster:
             boot_seconds = time.monotonic() - started
             bar = progress.add_task("Calls", total=2 * sum(len(session.steps) for session in sessions))
             runs = {}
-            for name, shadow in (("cold", False), ("shadow", True)):
+            for name, approach in (("cold", Approach.NO_SHADOW), ("shadow", plan.approach)):
                 progress.update(bar, description=f"Calls, {name} run")
-                runs[name] = await _one_run(cluster, sessions, plan.seed, shadow, lambda: progress.advance(bar))
+                runs[name] = await _one_run(
+                    cluster, sessions, plan.seed, approach, f"control-{name}", lambda: progress.advance(bar)
+                )
     figures = report.build(
         runs["cold"],
         runs["shadow"],
         seed=plan.seed,
-        specs=(SMALL, LARGE),
+        specs=specs,
+        mode=plan.mode,
         config={
             **asdict(plan),
+            # Harvest and Harvest-SLO are one and the same rule there.
+            "shadow_admission": "request level, stock engines",
             "length_scale": f"1/{SCALE}",
             "concurrent_sessions": CONCURRENT_SESSIONS,
             "normal_requests_per_second_per_model": REQUESTS_PER_SECOND,
@@ -80,9 +97,10 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
     return figures
 
 
-async def _one_run(cluster: Cluster, sessions: list[Session], seed: int, shadow: bool, on_call: Any) -> Run:
-    name = "control-shadow" if shadow else "control-cold"
-    async with cluster.control_plane(shadow=shadow, name=name) as plane:
+async def _one_run(
+    cluster: Cluster, sessions: list[Session], seed: int, approach: Approach, name: str, on_call: Any
+) -> Run:
+    async with cluster.control_plane(approach, name) as plane:
         replay = Replay.over(cluster, plane, name, on_call)
         await replay.warm_up()
         try:

@@ -61,7 +61,10 @@ class Run:
 
 
 class Replay:
-    """One run over one control plane. `cache_salt` keeps it from hitting what another run left in the engines."""
+    """One run over one control plane. `cache_salt` keeps it from hitting what another run left in the engines.
+
+    `decode_urls` are those of the models whose D instance tells what it received.
+    """
 
     def __init__(
         self,
@@ -84,10 +87,11 @@ class Replay:
         cls, cluster: Cluster, plane: ControlPlane, cache_salt: str, on_call: Callable[[], None] = lambda: None
     ) -> "Replay":
         """A replay over all models of a running cluster."""
+        decodes = [command for command in cluster.commands.values() if command.role is Role.DECODE]
         return cls(
             plane.gateway_url,
             plane.controller_address,
-            decode_urls={spec.name: cluster.engine(spec.name, Role.DECODE).url for spec in cluster.specs},
+            decode_urls={command.served_name: command.url for command in decodes},
             specs={spec.name: spec for spec in cluster.specs},
             cache_salt=cache_salt,
             on_call=on_call,
@@ -96,7 +100,7 @@ class Replay:
     async def warm_up(self) -> None:
         """Handshakes and first steps of every engine, outside the measurement. Raises RuntimeError if a call fails."""
         async with aiohttp.ClientSession() as http:
-            for model in self._decode_urls:
+            for model in self._specs:
                 for words in (20, 1500):
                     messages = [{"role": "user", "content": f"warm up {model} " * words}]
                     answer = await chat(http, self._gateway_url, model, messages, 4, f"{self._salt}-warm-up")
@@ -140,7 +144,7 @@ class Replay:
             messages.append({"role": "user", "content": step.content})
             is_switch = previous not in ("", step.model)
             before = covered = None
-            if is_switch:
+            if is_switch and step.model in self._decode_urls:
                 before = await received.read(http, self._decode_urls[step.model])
                 covered = await _tokens_on_decode(admin, session.name, step.model)
             answer = await chat(http, self._gateway_url, step.model, messages, ANSWER_TOKENS, self._salt, headers)
@@ -167,7 +171,7 @@ class Replay:
             )
 
         async with asyncio.TaskGroup() as group:
-            for request in traffic.requests(seed, list(self._decode_urls)):
+            for request in traffic.requests(seed, list(self._specs)):
                 wait = started + request.at_seconds - time.perf_counter()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(over.wait(), max(0.0, wait))

@@ -9,23 +9,52 @@ from rich.console import Console
 from rich.table import Table
 
 from pd_shadow.demo.client import Answer
+from pd_shadow.demo.cluster import Mode
 from pd_shadow.demo.models import ModelSpec
 from pd_shadow.demo.replay import Call, Run
 
 LONG_CONTEXT_TOKENS = 4096
-CAVEATS = (
-    "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill did; "
-    "equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
-    "What it cannot show: all engines share a few CPU cores, so shadow work here waits until none of them has normal "
-    "work (on GPUs of their own it would also run beside the other model's calls), and still takes some time from its "
-    "neighbours; the models are small with random weights, and NIXL moves KV through local memory.",
-)
+CAVEATS = {
+    Mode.DISAGGREGATED: (
+        "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill "
+        "did; equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
+        "What it cannot show: all engines share a few CPU cores, so shadow work here waits until none of them has "
+        "normal work (on GPUs of their own it would also run beside the other model's calls), and still takes some "
+        "time from its neighbours; the models are small with random weights, and NIXL moves KV through local memory.",
+    ),
+    Mode.COLOCATED: (
+        "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill "
+        "did; equal token ids mean that reused KV is the KV a cold prefill would have made.",
+        "What it cannot show: both engines share a few CPU cores, so shadow work here waits until the other one has "
+        "no normal work; beside decodes of its own engine it runs, and slows them. The models are small with random "
+        "weights.",
+    ),
+}
+_NOTHING_MOVES = "one engine computes a prompt and generates: no KV moves between engines"
+LEFT_OUT: dict[Mode, dict[str, str]] = {
+    Mode.DISAGGREGATED: {},
+    Mode.COLOCATED: dict.fromkeys(
+        ("handed_off", "recomputed", "d_received_tokens_at_switch", "ledger.pushed"), _NOTHING_MOVES
+    ),
+}
 
 
-def build(cold: Run, shadow: Run, *, seed: int, specs: Sequence[ModelSpec], config: dict[str, Any]) -> dict[str, Any]:
-    """The figures, ready for JSON. Times in seconds, lengths in tokens, shares and reductions as fractions."""
+def build(
+    cold: Run,
+    shadow: Run,
+    *,
+    seed: int,
+    specs: Sequence[ModelSpec],
+    config: dict[str, Any],
+    mode: Mode = Mode.DISAGGREGATED,
+) -> dict[str, Any]:
+    """The figures, ready for JSON. Times in seconds, lengths in tokens, shares and reductions as fractions.
+
+    What has no meaning in a mode is not there; `left_out` says why.
+    """
     ledger = shadow.ledger.shadow
-    return {
+    figures: dict[str, Any] = {
+        "mode": str(mode),
         "switch_ttft_s": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in long_switches(run))),
         "switch_ttft_reduction": reduction(long_switches(cold), long_switches(shadow)),
         "switch_ttft_reduction_mean": reduction(long_switches(cold), long_switches(shadow), statistics.fmean),
@@ -67,8 +96,16 @@ def build(cold: Run, shadow: Run, *, seed: int, specs: Sequence[ModelSpec], conf
         "config": config,
         "models": [spec.model_dump(exclude={"chat_template", "special_tokens"}) for spec in specs],
         "versions": _versions(),
-        "caveats": list(CAVEATS),
+        "caveats": list(CAVEATS[mode]),
+        "left_out": LEFT_OUT[mode],
     }
+    for path in LEFT_OUT[mode]:
+        *outer, key = path.split(".")
+        holder = figures
+        for name in outer:
+            holder = holder[name]
+        del holder[key]
+    return figures
 
 
 def good(run: Run) -> list[Call]:
@@ -164,12 +201,13 @@ def render(figures: dict[str, Any], console: Console) -> None:
     for label, key in (("hit rate, all calls", "all"), ("hit rate, switch calls", "switch")):
         pair = figures["hit_rate"][key]
         table.add_row(label, *(_share(pair[run]) for run in ("cold", "shadow")), "")
-    pair = figures["d_received_tokens_at_switch"]
-    table.add_row(
-        "tokens D received at a switch, mean",
-        *(_count(pair[run]["mean"]) for run in ("cold", "shadow")),
-        f"{pair['cold']['n']} and {pair['shadow']['n']} measurable",
-    )
+    received = figures.get("d_received_tokens_at_switch")
+    if received is not None:
+        table.add_row(
+            "tokens D received at a switch, mean",
+            *(_count(received[run]["mean"]) for run in ("cold", "shadow")),
+            f"{received['cold']['n']} and {received['shadow']['n']} measurable",
+        )
     normal = figures["normal"]
     for label, key in (("normal traffic TTFT p99", "ttft"), ("normal traffic time per token p99", "tpot")):
         pair = normal[f"{key}_s"]
@@ -181,16 +219,19 @@ def render(figures: dict[str, Any], console: Console) -> None:
     if paired is not None:
         console.print(f"The same switch call, with shadow against cold: {-paired:+.0%} TTFT at the median.")
     ledger = figures["ledger"]
+    moved = ""
+    if "handed_off" in figures:
+        moved = f" KV handed off for {figures['handed_off']} calls, recomputed for {figures['recomputed']},"
     console.print(
-        f"{figures['calls']} calls in two runs, {figures['switches']} switches in each; KV handed off for "
-        f"{figures['handed_off']} calls, recomputed for {figures['recomputed']}, {figures['failed']} failed."
+        f"{figures['calls']} calls in two runs, {figures['switches']} switches in each;{moved} "
+        f"{figures['failed']} failed."
     )
     console.print("Shadow tokens: " + ", ".join(f"{ledger[key]:,} {key}" for key in ledger) + ".")
     same = "identical" if figures["tokens_identical"] else "DIFFERENT"
     console.print(
         f"Generated tokens: {same} ({figures['tokens_compared']:,} token ids compared). Seed {figures['seed']}."
     )
-    for line in CAVEATS:
+    for line in figures["caveats"]:
         console.print(line, style="dim")
 
 

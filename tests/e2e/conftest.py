@@ -1,4 +1,7 @@
-"""One cluster of real vLLM engines with real NIXL for the whole session, and a fresh control plane per test."""
+"""One cluster of real vLLM engines with real NIXL for the whole session, and a fresh control plane per test.
+
+A module whose tests run on other engines has a `cluster` fixture of its own, in module scope.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ import pytest
 import pytest_asyncio
 
 from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2, placement_pb2_grpc
-from pd_shadow.demo.cluster import Cluster, ControlPlane
+from pd_shadow.demo.cluster import Cluster, ControlPlane, Mode
+from pd_shadow.policy.approach import DEFAULT
 
 # Polls of state that has no event of its own.
 POLL_SECONDS = 0.05
@@ -25,9 +29,15 @@ POLL_SECONDS = 0.05
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    run_dir = tmp_path_factory.mktemp("cluster")
-    # Built models are the same for every run of this version: the demo's own cache serves the tests too.
-    async with Cluster(run_dir, Path(tempfile.gettempdir()) / "pd-shadow-e2e-models") as running:
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), Mode.DISAGGREGATED) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(run_dir: Path, mode: Mode) -> AsyncIterator[Cluster]:
+    """Engines of a mode, and no trace of them afterwards."""
+    # Built models are the same for every run of this version: all clusters share them.
+    async with Cluster(run_dir, Path(tempfile.gettempdir()) / "pd-shadow-e2e-models", mode=mode) as running:
         yield running
     shutil.rmtree(run_dir, ignore_errors=True)
 
@@ -121,7 +131,7 @@ class System:
 @pytest_asyncio.fixture(loop_scope="session")
 async def system(cluster: Cluster) -> AsyncIterator[System]:
     async with (
-        cluster.control_plane(shadow=True, name="test") as plane,
+        cluster.control_plane(DEFAULT, "test") as plane,
         aiohttp.ClientSession() as http,
         grpc.aio.insecure_channel(plane.controller_address) as channel,
     ):

@@ -8,6 +8,7 @@ from pd_shadow.demo import report
 from pd_shadow.demo.cluster import Cluster
 from pd_shadow.demo.replay import Replay, Run
 from pd_shadow.demo.workload import Session, build_sessions
+from pd_shadow.policy.approach import DEFAULT, Approach
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
@@ -19,16 +20,16 @@ def shortest_session(cluster: Cluster) -> Session:
     return min(build_sessions(6, SEED, small, large), key=lambda session: len(session.steps))
 
 
-async def replay(cluster: Cluster, session: Session, *, shadow: bool) -> Run:
-    name = "replay-shadow" if shadow else "replay-cold"
-    async with cluster.control_plane(shadow=shadow, name=name) as plane:
+async def replay(cluster: Cluster, session: Session, approach: Approach) -> Run:
+    name = f"replay-{approach}"
+    async with cluster.control_plane(approach, name) as plane:
         return await Replay.over(cluster, plane, name).run([session], SEED)
 
 
 async def test_cold_and_shadow_runs_say_the_same_and_the_figures_are_complete(cluster: Cluster) -> None:
     session = shortest_session(cluster)
     assert session.switches > 0
-    cold, warm = [await replay(cluster, session, shadow=shadow) for shadow in (False, True)]
+    cold, warm = [await replay(cluster, session, approach) for approach in (Approach.NO_SHADOW, DEFAULT)]
     assert cold.errors == warm.errors == []
     figures = report.build(cold, warm, seed=SEED, specs=cluster.specs, config={})
     assert figures["tokens_identical"] is True

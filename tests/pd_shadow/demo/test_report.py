@@ -10,6 +10,7 @@ from rich.console import Console
 from pd_shadow.api.v1 import admin_pb2
 from pd_shadow.demo import report
 from pd_shadow.demo.client import Answer
+from pd_shadow.demo.cluster import Mode
 from pd_shadow.demo.models import LARGE, SMALL
 from pd_shadow.demo.replay import Call, Run
 
@@ -50,6 +51,31 @@ def test_the_reduction_is_over_long_switches_and_the_whole_fits_json() -> None:
     assert figures["normal"]["ttft_p99_ratio"] == 1.0
     assert figures["tokens_identical"] is True
     assert figures["switches"] == 2
+
+
+def test_what_has_no_meaning_in_a_mode_is_left_out_with_the_reason() -> None:
+    cold, shadow = run(1.0, 0, received=None, handed_off=0), run(0.25, 7600, received=None, handed_off=0)
+    figures = report.build(cold, shadow, seed=4, specs=(SMALL, LARGE), config={}, mode=Mode.COLOCATED)
+    figures = json.loads(json.dumps(figures))
+    everything = build(cold, shadow)
+    gone = {"handed_off", "recomputed", "d_received_tokens_at_switch"}
+    assert everything.keys() - figures.keys() == gone
+    assert figures["ledger"] == {"prefilled": 10, "hit": 8, "wasted": 1, "resident": 0}
+    assert figures["left_out"].keys() == gone | {"ledger.pushed"}
+    assert all("no KV moves" in reason for reason in figures["left_out"].values())
+    assert (figures["mode"], everything["mode"], everything["left_out"]) == ("colocated", "disaggregated", {})
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_table_shows_every_row_that_has_a_meaning(mode: Mode) -> None:
+    out = io.StringIO()
+    figures = report.build(run(1.0, 0), run(0.25, 7600), seed=4, specs=(SMALL, LARGE), config={}, mode=mode)
+    report.render(figures, Console(file=out, width=120))
+    text = out.getvalue()
+    assert "switch TTFT p50" in text
+    assert "Generated tokens: identical" in text
+    for moved in ("tokens D received", "handed off", "pushed", "NIXL"):
+        assert (moved in text) is (mode is Mode.DISAGGREGATED)
 
 
 def test_a_different_token_or_a_missing_call_is_not_identical() -> None:
