@@ -6,10 +6,11 @@ import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pd_shadow.common.config import Config
 from pd_shadow.common.logs import LogFormat
+from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, named
 from transfer.chunks import CHUNK_TOKENS
 
 
@@ -26,6 +27,10 @@ def _base_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _approach(value: object) -> Approach:
+    return named(str(value))
+
+
 HostPort = Annotated[str, AfterValidator(_host_port)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -37,7 +42,7 @@ class StaticInstance(Config):
     name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     # The name clients use in `model`.
     model: str = Field(min_length=1, max_length=256)
-    role: Literal["prefill", "decode"]
+    role: Literal["prefill", "decode", "colocated"]
     url: BaseUrl
     # Instances of the same value share an accelerator (or a demo's CPU): shadow work then waits until all of them are
     # free of normal work. Unset: the instance has hardware of its own.
@@ -66,15 +71,30 @@ class DiscoveryConfig(Config):
             seen.add(instance.name)
         return self
 
+    @model_validator(mode="after")
+    def _no_mixed_roles(self) -> DiscoveryConfig:
+        firsts: dict[str, StaticInstance] = {}
+        for instance in self.static:
+            first = firsts.setdefault(instance.model, instance)
+            if "colocated" in {first.role, instance.role} and first.role != instance.role:
+                raise ValueError(
+                    f"static: model {instance.model!r} has {first.name!r} ({first.role}) and {instance.name!r} "
+                    f"({instance.role}); give it colocated instances only, or prefill and decode instances only"
+                )
+        return self
+
 
 class ShadowConfig(Config):
     """Whether and what to shadow."""
 
-    enabled: bool = True
+    # One of the paper's approaches (Table 2) that engines can run; brings the defaults of the next two.
+    approach: Annotated[Approach, BeforeValidator(_approach)] = DEFAULT
+    # False pauses all shadow work. Unset: as the approach says.
+    enabled: bool | None = None
     # The unit of a leg and of a push, in tokens of KV (paper section 3.5).
     chunk_tokens: int = Field(default=CHUNK_TOKENS, ge=256, le=131_072)
-    # Models below this switch probability get no shadow; the paper's Predictive variant uses 0.25.
-    gate_probability: float = Field(default=0.0, ge=0.0, le=1.0)
+    # Models below this switch probability get no shadow. Unset: the approach's, 0.25 for predictive and 0 for others.
+    gate_probability: float | None = Field(default=None, ge=0.0, le=1.0)
     # Shadow only this many of the likeliest other models; unset for all.
     top_k: int | None = Field(default=None, ge=1)
     # How long the legs of a chunk may take.
@@ -84,6 +104,12 @@ class ShadowConfig(Config):
     # Wait after a failed leg; doubles with every failure in a row, up to the maximum.
     backoff_seconds: Seconds = 0.5
     max_backoff_seconds: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _something_to_enable(self) -> ShadowConfig:
+        if self.enabled and not TRAITS[self.approach].shadows:
+            raise ValueError(f"enabled: approach {self.approach} does no shadow work; leave enabled unset")
+        return self
 
 
 class LimitsConfig(Config):

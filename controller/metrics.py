@@ -43,7 +43,7 @@ class ClusterCollector(Collector):
         for instance in self._plane.cluster.registry:
             labels = [instance.name, instance.model, label(pb.Role.DESCRIPTOR, instance.role)]
             up.add_metric(labels, float(instance.ready))
-            calls.add_metric(labels, len(instance.prefill_calls) + len(instance.decode_calls))
+            calls.add_metric(labels, instance.calls)
             pending.add_metric(labels, instance.pending_prefill_tokens)
             sessions.add_metric(labels, instance.sessions)
             failed.add_metric(labels, instance.load.failed_transfers)

@@ -14,6 +14,8 @@ class Call:
     """A call from BeginCall to EndCall.
 
     It holds a prefill slot until its KV starts to move, the link until its first token, a decode slot until its end.
+    On a colocated instance, which is then both `prefill` and `decode`, nothing moves: it holds the prefill slot until
+    its first token, or until its end if it does not stream.
     """
 
     call_id: str
@@ -30,6 +32,10 @@ class Call:
     begun: float
     phase: pb.CallPhase.ValueType = pb.CALL_PHASE_UNSPECIFIED
     prefilled_at: float | None = None
+
+    @property
+    def colocated(self) -> bool:
+        return self.decode.instance.colocated
 
     def reserve(self) -> None:
         """Take the slots of the first phase."""
@@ -48,8 +54,10 @@ class Call:
             self._end_transfer(now)
         self.phase = phase
         self._release_prefill()
-        if phase == pb.CALL_PHASE_TRANSFER and self.prefill is not None:
+        # The first sign that the prompt is computed: its KV moves, or on a colocated instance the first token is out.
+        if self.prefill is not None and (self.colocated or phase == pb.CALL_PHASE_TRANSFER):
             self.prefilled_at = now
+        if phase == pb.CALL_PHASE_TRANSFER and self._moves_kv:
             self.decode.instance.settled_gate(now).begin_normal()
 
     def release(self, now: float) -> None:
@@ -60,10 +68,14 @@ class Call:
         self.phase = pb.CALL_PHASE_DECODE
         self.decode.instance.decode_calls.discard(self.call_id)
 
+    @property
+    def _moves_kv(self) -> bool:
+        return self.prefill is not None and not self.colocated
+
     def _release_prefill(self) -> None:
         if self.prefill is not None:
             self.prefill.instance.prefill_calls.pop(self.call_id, None)
 
     def _end_transfer(self, now: float) -> None:
-        if self.prefill is not None:
+        if self._moves_kv:
             self.decode.instance.settled_gate(now).end_normal()

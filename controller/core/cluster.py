@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from dataclasses import asdict
 from typing import NamedTuple
 
 from controller.config import ControllerConfig
@@ -18,6 +19,7 @@ from controller.core.rejection import RejectedError
 from controller.core.session import Binding, Digest, Session, SessionKey, Sessions
 from controller.core.shadow_job import ShadowJob
 from controller.core.shadow_jobs import ShadowJobs
+from controller.core.shadow_policy import ShadowPolicy
 from pd_shadow.api.v1 import admin_pb2 as admin
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import placement_pb2 as pb
@@ -70,6 +72,7 @@ class Cluster:
 
     def __init__(self, config: ControllerConfig, epoch: str) -> None:
         self.config = config
+        self.shadow_policy = ShadowPolicy.configured(config.shadow)
         self.registry = Registry(config.discovery)
         self.sessions = Sessions(config.limits.max_sessions, config.limits.session_idle_seconds)
         self.shadow_ledger = ShadowLedger()
@@ -77,7 +80,13 @@ class Cluster:
         self.prior = switch_prior.SwitchPrior()
         self.coverage = Coverage(self.registry, self.shadow_ledger)
         self.jobs = ShadowJobs(
-            config.shadow, self.coverage, self.call_ledger, self._emit, self._note_job, self.registry.neighbours
+            config.shadow,
+            self.shadow_policy,
+            self.coverage,
+            self.call_ledger,
+            self._emit,
+            self._note_job,
+            self.registry.neighbours,
         )
         self.calls: dict[str, Call] = {}
         # Dispatchers: connected ones, and when the others left.
@@ -91,6 +100,12 @@ class Cluster:
         self._now = 0.0
         # Grows whenever an instance changes, so that watchers know.
         self.generation = 0
+
+    @property
+    def effective_config(self) -> ControllerConfig:
+        """The configuration with everything that was changed at run time."""
+        shadow = self.config.shadow.model_copy(update=asdict(self.shadow_policy))
+        return self.config.model_copy(update={"shadow": shadow})
 
     # Effects and events.
 
@@ -174,12 +189,15 @@ class Cluster:
         binding = known_session.bindings.get(model) if known_session else None
         if session_key is not None and binding is None:
             binding = Binding()
-        decode = place_decode(self.registry, model, binding)
+        prefill = place_prefill(self.registry, model, binding, prompt_tokens, digests)
+        colocated = prefill.placed is not None and prefill.placed.instance.colocated
+        decode = prefill.placed if colocated else place_decode(self.registry, model, binding)
         if decode is None:
             raise RejectedError(
-                common.REJECTION_REASON_NO_READY_INSTANCE, f"no decode instance of {model!r} is ready", field="model"
+                common.REJECTION_REASON_NO_READY_INSTANCE,
+                f"no decode or colocated instance of {model!r} is ready",
+                field="model",
             )
-        prefill = place_prefill(self.registry, model, binding, prompt_tokens, digests)
         session = self._touch(now, session_key, gateway_id, task) if session_key is not None else None
         is_switch = session is not None and bool(session.current_model) and session.current_model != model
         call = Call(
@@ -198,9 +216,9 @@ class Cluster:
         )
         self.calls[call.call_id] = call
         call.reserve()
-        for role, placed in ((common.ROLE_PREFILL, prefill.placed), (common.ROLE_DECODE, decode)):
+        for placed in {prefill.placed, decode}:
             if placed is not None:
-                self.call_ledger.placements[model, role, placed.reason] += 1
+                self.call_ledger.placements[model, placed.instance.role, placed.reason] += 1
         targets: list[ShadowTarget] = []
         if session is not None:
             if session.current_model:
@@ -213,7 +231,7 @@ class Cluster:
             if job is not None:
                 self.jobs.suspend(job, common.SHADOW_REASON_MODEL_IN_USE)
             # On hardware the call itself uses, no leg could start before its end, which brings a longer context anyway.
-            shared = decode.instance.hardware
+            shared = "" if self.shadow_policy.eager else decode.instance.hardware
             targets = [t for t in self._shadow_targets(now, session) if not shared or t.renderer.hardware != shared]
         self.jobs.preempt(prefill.placed.instance if prefill.placed else decode.instance)
         self._schedule(now)
@@ -229,7 +247,7 @@ class Cluster:
             # The engine took the leg: only now is the session bound to it.
             if phase >= pb.CALL_PHASE_TRANSFER and call.prefill is not None and call.prefill.instance.alive:
                 self._bind_prefill(session, call)
-            if phase >= pb.CALL_PHASE_DECODE and call.decode.instance.alive:
+            if phase >= pb.CALL_PHASE_DECODE and call.decode.instance.alive and not call.colocated:
                 self.coverage.bind_decode(session.binding(call.model), call.decode.instance)
         self._schedule(now)
 
@@ -288,6 +306,15 @@ class Cluster:
         """A dispatcher's word on how a leg ended."""
         self._now = now
         self.jobs.finished(now, leg_id, gateway_id, outcome, cached_tokens, detail)
+        self._schedule(now)
+
+    def set_shadow_policy(self, now: float, policy: ShadowPolicy) -> None:
+        """Put another policy in force: pausing takes effect at once, gate and top-k with each session's next call."""
+        self._now = now
+        self.shadow_policy = policy
+        self.jobs.follow(policy)
+        state = "enabled" if policy.enabled else "paused"
+        self._event(admin.EVENT_KIND_SHADOW_POLICY, policy.approach, state, str(policy))
         self._schedule(now)
 
     def dispatcher_connected(self, now: float, gateway_id: str) -> None:
@@ -406,7 +433,7 @@ class Cluster:
 
     def _shadow_targets(self, now: float, session: Session) -> list[ShadowTarget]:
         """Make or update the session's jobs on the models it is not on; the ones worth rendering for."""
-        shadow = self.config.shadow
+        shadow = self.shadow_policy
         if not shadow.enabled:
             return []
         ranked = self.prior.rank(
@@ -429,7 +456,10 @@ class Cluster:
         return targets
 
     def _shadow_sides(self, session: Session, model: str) -> tuple[Instance, Instance | None] | None:
-        """The P and D a shadow of the session runs on, sticky where bound; None when no P can take it."""
+        """The P and D a shadow of the session runs on, sticky where bound; None when no P can take it.
+
+        A colocated instance is its own D: nothing is pushed.
+        """
         binding = session.binding(model)
         prefill = self.registry.live(binding.prefill)
         if prefill is None:
@@ -437,6 +467,8 @@ class Cluster:
             if placement.placed is None:
                 return None
             prefill = placement.placed.instance
+        if prefill.colocated:
+            return prefill, None
         decode = self.registry.live(binding.decode)
         if decode is None:
             placed = place_decode(self.registry, model, Binding())
@@ -449,6 +481,13 @@ class Cluster:
 
     def _settle_coverage(self, session: Session, call: Call, end: CallEnd) -> None:
         binding = session.binding(call.model)
+        if call.colocated:
+            if call.decode.instance.alive and end.outcome == common.CALL_OUTCOME_COMPLETED:
+                # Only a whole answer tells what was cached. Its output lies beside the prompt; the last token's KV is
+                # never written.
+                context = end.prompt_tokens + end.completion_tokens - 1
+                self.coverage.call_prefilled(binding, call.decode.instance, context, end.cached_tokens, call.digests)
+            return
         prefilled = end.handoff == common.HANDOFF_HANDED_OFF or (
             end.recompute_reason == common.RECOMPUTE_REASON_TRANSFER_FAILED
         )
@@ -513,8 +552,7 @@ class Cluster:
         )
 
     def _schedule(self, now: float) -> None:
-        if self.config.shadow.enabled:
-            self.jobs.schedule(now, self._connected.__contains__, self._gateway_of)
+        self.jobs.schedule(now, self._connected.__contains__, self._gateway_of)
 
     def _gateway_of(self, key: SessionKey) -> str:
         session = self.sessions.get(key)

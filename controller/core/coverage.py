@@ -75,9 +75,10 @@ class Coverage:
         binding.decode_tokens = max(binding.decode_tokens, upto)
 
     def call_prefilled(
-        self, binding: Binding, instance: Instance, prompt_tokens: int, cached_tokens: int, digests: tuple[Digest, ...]
+        self, binding: Binding, instance: Instance, held_tokens: int, cached_tokens: int, digests: tuple[Digest, ...]
     ) -> None:
-        """A call computed its prompt on P and found `cached_tokens` there.
+        """A call computed its prompt on P, found `cached_tokens` there, and leaves `held_tokens`: on P the prompt, on a
+        colocated instance its output too.
 
         What it found beyond earlier calls' own prefix is shadow work that paid; the rest of the shadow never will,
         since from here on the prefix is the call's.
@@ -88,7 +89,7 @@ class Coverage:
             self._ledger.waste(binding.shadow_resident - hit, pb.SHADOW_REASON_CUT_BACK)
             binding.shadow_resident = 0
         self.bind_prefill(binding, instance)
-        binding.prefill_tokens = binding.normal_tokens = whole_blocks(prompt_tokens, instance.facts.block_size)
+        binding.prefill_tokens = binding.normal_tokens = whole_blocks(held_tokens, instance.facts.block_size)
         binding.digests = digests
 
     def call_decoded(self, binding: Binding, instance: Instance, context_tokens: int) -> None:

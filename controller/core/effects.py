@@ -20,6 +20,7 @@ class StartLeg:
     revision: int
     upto_tokens: int
     deadline_seconds: float
+    normal_priority: bool = False
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ class Instance:
     link: LinkLedger = field(init=False)
     _own_peak: int = 0
     foreign_requests: int = 0
+    # Calls that were in their prefill phase here at the last report.
+    _reported_calls: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.link = LinkLedger(self.gate, self.created)
@@ -134,6 +136,24 @@ class Instance:
     @property
     def alive(self) -> bool:
         return self.state != GONE
+
+    @property
+    def colocated(self) -> bool:
+        """Whether prompts are computed where answers are generated."""
+        return self.role == pb.ROLE_COLOCATED
+
+    @property
+    def calls(self) -> int:
+        """Normal calls here; one on a colocated instance is in both of its maps while its prompt is computed."""
+        return len(self.prefill_calls.keys() | self.decode_calls)
+
+    @property
+    def waiting_requests(self) -> int:
+        """Normal requests that may be waiting: those of the last report, and calls placed since without a first token.
+
+        A shadow leg that waited at the last report is among them, so the most this gets wrong is one report's delay.
+        """
+        return self.load.waiting + len(self.prefill_calls.keys() - self._reported_calls)
 
     @property
     def pending_prefill_tokens(self) -> int:
@@ -164,6 +184,7 @@ class Instance:
         self.load = load
         self.foreign_requests = max(0, load.running + load.waiting - max(self._own_peak, self._own_requests()))
         self._own_peak = self._own_requests()
+        self._reported_calls = frozenset(self.prefill_calls)
 
     def note_own_requests(self) -> None:
         """Remember the peak of own requests; call after placing anything here."""
@@ -177,14 +198,17 @@ class Instance:
 
     def _own_requests(self) -> int:
         legs = (self.shadow_leg is not None) + (self.fetch_leg is not None)
-        return len(self.prefill_calls) + len(self.decode_calls) + legs
+        return self.calls + legs
 
 
 def partner_conflict(new: Instance, partner: Instance) -> pb.RejectionReason.ValueType | None:
-    """Why two instances of a model cannot exchange KV, or None.
+    """Why two instances of a model cannot serve it together, or None.
 
-    Engines with different block sizes or hashes look healthy and then fail, or answer wrongly, request by request.
+    Engines with different block sizes or hashes look healthy and then fail, or answer wrongly, request by request. A
+    model whose sessions live on one instance or on two, as it comes, would never find them again.
     """
+    if new.colocated != partner.colocated:
+        return pb.REJECTION_REASON_MIXED_ROLES
     if new.facts.block_size != partner.facts.block_size:
         return pb.REJECTION_REASON_BLOCK_SIZE_MISMATCH
     hashes = {new.facts.hash_algorithm, partner.facts.hash_algorithm} - {""}

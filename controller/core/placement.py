@@ -1,4 +1,7 @@
-"""Where a call goes: sticky P and D per (session, model), each bound on its own."""
+"""Where a call goes: sticky P and D per (session, model), each bound on its own; or one colocated instance.
+
+A colocated instance is placed like P and bound as the prefill side: it holds the context once.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class PrefillPlacement(NamedTuple):
 def place_prefill(
     registry: Registry, model: str, binding: Binding | None, prompt_tokens: int, digests: tuple[Digest, ...]
 ) -> PrefillPlacement:
-    """The prefill instance with the lowest estimated completion; none when no P of the model is ready."""
-    ready = {instance.name: instance for instance in registry.ready(model, pb.ROLE_PREFILL)}
+    """The prefill or colocated instance with the lowest estimated completion; none when none of the model is ready."""
+    ready = {instance.name: instance for instance in registry.ready(model, pb.ROLE_PREFILL, pb.ROLE_COLOCATED)}
     if not ready:
         return PrefillPlacement(None, 0, prompt_tokens, 0.0)
     sticky = registry.live(binding.prefill) if binding else None
@@ -46,6 +49,7 @@ def place_prefill(
                 instance.prefill_tokens_per_second,
                 warm if instance is sticky else 0,
                 instance.sessions,
+                instance.calls,
             )
             for name, instance in ready.items()
         ],
@@ -61,7 +65,7 @@ def place_prefill(
 
 def place_decode(registry: Registry, model: str, binding: Binding | None) -> Placed | None:
     """The sticky decode instance while it is ready, else the one with the fewest calls and sessions."""
-    ready = registry.ready(model, pb.ROLE_DECODE, pb.ROLE_COLOCATED)
+    ready = registry.ready(model, pb.ROLE_DECODE)
     if not ready:
         return None
     sticky = registry.live(binding.decode) if binding else None

@@ -165,7 +165,8 @@ class Registry:
 def describe_conflict(new: Instance, reason: pb.RejectionReason.ValueType, partner: Instance) -> str:
     """Both values, so that an operator sees which side to fix."""
     sides = [
-        f"{side.name} (block size {side.facts.block_size}, hash {side.facts.hash_algorithm or 'unknown'})"
+        f"{side.name} ({label(pb.Role.DESCRIPTOR, side.role)}, block size {side.facts.block_size}, "
+        f"hash {side.facts.hash_algorithm or 'unknown'})"
         for side in (new, partner)
     ]
     return f"{sides[0]} cannot pair with {sides[1]}: {label(pb.RejectionReason.DESCRIPTOR, reason)}"

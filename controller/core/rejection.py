@@ -13,3 +13,8 @@ class RejectedError(Exception):
         self.reason = reason
         self.message = message
         self.field = field
+
+
+def invalid_field(field: str, message: str) -> RejectedError:
+    """A request field that is missing, malformed or out of bounds."""
+    return RejectedError(pb.REJECTION_REASON_INVALID_FIELD, f"{field}: {message}", field=field)

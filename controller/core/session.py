@@ -29,7 +29,7 @@ class Digest(NamedTuple):
 
 @dataclass
 class Binding:
-    """One model's side of a session."""
+    """One model's side of a session. A colocated instance is the prefill side, and there is no decode side."""
 
     prefill: InstanceRef | None = None
     decode: InstanceRef | None = None

@@ -1,7 +1,8 @@
 """All shadow jobs: retargeting, legs, and the request-level schedule.
 
 Admission (paper sections 3.1 and 3.5, at request level): jobs run in order of switch probability; one shadow leg per P
-and only while P has no normal work; exports and fetches only while D's inbound link carries no normal transfer.
+and only while P has no normal work; exports and fetches only while D's inbound link carries no normal transfer. On a
+colocated instance there is the prefill leg alone, while nothing waits there (appendix D.1).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from controller.core.instance import Instance
 from controller.core.ledger import CallLedger
 from controller.core.session import Session, SessionKey
 from controller.core.shadow_job import JobInput, JobState, Leg, ShadowJob
+from controller.core.shadow_policy import ShadowPolicy
 from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.policy import request_harvest
 from transfer.chunks import Chunk
@@ -43,6 +45,7 @@ class ShadowJobs:
     def __init__(
         self,
         config: ShadowConfig,
+        policy: ShadowPolicy,
         coverage: Coverage,
         calls: CallLedger,
         emit: Callable[[Effect], None],
@@ -50,6 +53,7 @@ class ShadowJobs:
         neighbours: Callable[[Instance], list[Instance]],
     ) -> None:
         self._config = config
+        self._policy = policy
         self._coverage = coverage
         self._calls = calls
         self._emit = emit
@@ -70,6 +74,14 @@ class ShadowJobs:
     @property
     def legs_in_flight(self) -> int:
         return len(self._legs)
+
+    def follow(self, policy: ShadowPolicy) -> None:
+        """Take another policy; one that pauses takes back the prefill legs in flight."""
+        self._policy = policy
+        if not policy.enabled:
+            for job, leg in list(self._legs.values()):
+                if leg.kind == pb.LEG_KIND_PREFILL:
+                    self.cancel(job, pb.SHADOW_REASON_PAUSED)
 
     def want(
         self, now: float, session: Session, model: str, prefill: Instance, decode: Instance | None, probability: float
@@ -95,13 +107,11 @@ class ShadowJobs:
         self._refresh(job)
 
     def homeless(self, model: str) -> list[ShadowJob]:
-        """Jobs of a model without a leg whose P or D is no more."""
+        """Jobs of a model without a leg whose P, D or colocated instance is no more."""
         return [
             job
             for job in self._jobs.values()
-            if job.model == model
-            and job.leg is None
-            and not (job.prefill.alive and job.decode is not None and job.decode.alive)
+            if job.model == model and job.leg is None and not (job.prefill.alive and _has_live_decode(job))
         ]
 
     def rehome(self, job: ShadowJob, prefill: Instance, decode: Instance | None) -> None:
@@ -135,7 +145,12 @@ class ShadowJobs:
         self._refresh(job)
 
     def preempt(self, instance: Instance) -> None:
-        """Normal work arrived: prefill legs here and on the same hardware give way; an export is short and ends."""
+        """Normal work arrived: prefill legs here and on the same hardware give way; an export is short and ends.
+
+        Eager legs stay: they are requests like any other.
+        """
+        if self._policy.eager:
+            return
         for taken in (instance, *self._neighbours(instance)):
             entry = self._legs.get(taken.shadow_leg or "")
             if entry is not None and entry[1].kind == pb.LEG_KIND_PREFILL:
@@ -151,6 +166,10 @@ class ShadowJobs:
 
     def schedule(self, now: float, connected: Callable[[str], bool], gateway_of: Callable[[SessionKey], str]) -> None:
         """Start every leg that may start, likeliest switch first."""
+        if not self._policy.enabled:
+            for job in self._open:
+                job.reason = pb.SHADOW_REASON_PAUSED
+            return
         for job in sorted(self._open, key=lambda job: (-job.probability, job.created)):
             if job.state is JobState.BACKOFF:
                 if now < job.retry_at:
@@ -236,14 +255,7 @@ class ShadowJobs:
             return pb.SHADOW_REASON_WARM
         if push is not None and decode is not None and decode.gate.state is not GateState.OPEN:
             return _GATE_REASON[decode.gate.state]
-        verdict = request_harvest.admit(
-            request_harvest.PrefillLoad(
-                len(prefill.prefill_calls),
-                int(prefill.shadow_leg is not None),
-                prefill.foreign_requests,
-                any(neighbour.busy for neighbour in self._neighbours(prefill)),
-            )
-        )
+        verdict = self._admission(prefill)
         if verdict is not request_harvest.Verdict.ADMIT:
             return _HARVEST_REASON[verdict]
         if chunk is not None:
@@ -254,6 +266,18 @@ class ShadowJobs:
             job.apply(JobInput.START_EXPORT)
             self._start(now, job, pb.LEG_KIND_EXPORT, prefill, gateway, push)
         return pb.SHADOW_REASON_RUNNING
+
+    def _admission(self, instance: Instance) -> request_harvest.Verdict:
+        legs = int(instance.shadow_leg is not None)
+        if self._policy.eager:
+            return request_harvest.admit_eager(legs)
+        neighbour_busy = any(neighbour.busy for neighbour in self._neighbours(instance))
+        if instance.colocated:
+            load = request_harvest.ColocatedLoad(instance.waiting_requests, legs, neighbour_busy)
+            return request_harvest.admit_colocated(load)
+        return request_harvest.admit(
+            request_harvest.PrefillLoad(len(instance.prefill_calls), legs, instance.foreign_requests, neighbour_busy)
+        )
 
     def _start(
         self,
@@ -278,7 +302,18 @@ class ShadowJobs:
         job.leg = leg
         self._legs[leg.leg_id] = (job, leg)
         self._emit(
-            StartLeg(gateway, leg.leg_id, job.session, job.model, kind, instance, leg.revision, chunk.end, seconds)
+            StartLeg(
+                gateway,
+                leg.leg_id,
+                job.session,
+                job.model,
+                kind,
+                instance,
+                leg.revision,
+                chunk.end,
+                seconds,
+                normal_priority=self._policy.eager,
+            )
         )
 
     def _done(self, now: float, job: ShadowJob, leg: Leg, cached_tokens: int) -> None:
@@ -343,3 +378,7 @@ class ShadowJobs:
     @staticmethod
     def _touches(job: ShadowJob, leg: Leg, instance: Instance) -> bool:
         return leg.instance is instance or (leg.kind != pb.LEG_KIND_PREFILL and job.decode is instance)
+
+
+def _has_live_decode(job: ShadowJob) -> bool:
+    return job.prefill.colocated or (job.decode is not None and job.decode.alive)

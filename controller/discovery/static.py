@@ -17,7 +17,7 @@ from pd_shadow.common.logs import get_logger
 
 log = get_logger("discovery")
 
-_ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
+_ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "colocated": pb.ROLE_COLOCATED}
 
 
 class StaticDiscovery:

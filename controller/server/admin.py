@@ -1,4 +1,4 @@
-"""AdminService: what operators read."""
+"""AdminService: what operators read, and the policies they change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Reads the core; changes nothing."""
+    """Reads the core; policies are all it changes."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -173,8 +173,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: pb.GetEffectiveConfigRequest, context: Any
     ) -> pb.GetEffectiveConfigResponse:
         config = struct_pb2.Struct()
-        json_format.ParseDict(self._plane.cluster.config.model_dump(mode="json"), config)
+        json_format.ParseDict(self._plane.cluster.effective_config.model_dump(mode="json"), config)
         return pb.GetEffectiveConfigResponse(config=config)
+
+    async def SetShadowPolicy(  # noqa: N802
+        self, request: pb.SetShadowPolicyRequest, context: Any
+    ) -> pb.SetShadowPolicyResponse:
+        given = {field.name: value for field, value in request.ListFields()}
+        try:
+            with self._plane.turn() as (cluster, now):
+                cluster.set_shadow_policy(now, cluster.shadow_policy.changed(**given))
+        except RejectedError as error:
+            await abort(context, error)
+        return pb.SetShadowPolicyResponse(policy=convert.shadow_policy(self._plane.cluster.shadow_policy))
 
     async def _page(self, items: Iterable[T], size: int, token: str, context: Any) -> tuple[list[T], str]:
         try:
@@ -191,7 +202,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             model=instance.model,
             state=instance.state,
             request_level=instance.request_level,
-            calls_in_flight=len(instance.prefill_calls) + len(instance.decode_calls),
+            calls_in_flight=instance.calls,
             pending_prefill_tokens=instance.pending_prefill_tokens,
             shadow_legs=int(instance.shadow_leg is not None) + int(instance.fetch_leg is not None),
             reported_running=instance.load.running,

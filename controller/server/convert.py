@@ -9,6 +9,7 @@ from controller.core.effects import CancelLeg, DropSession, Effect, StartLeg
 from controller.core.instance import Instance, InstanceRef
 from controller.core.placement import Placed
 from controller.core.session import SessionKey
+from controller.core.shadow_policy import ShadowPolicy
 from pd_shadow.api.v1 import admin_pb2 as admin
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import placement_pb2 as pb
@@ -28,7 +29,20 @@ def session_key(key: SessionKey) -> common.SessionKey:
 
 
 def placement(placed: Placed | None) -> pb.Placement | None:
-    return pb.Placement(instance=endpoint(placed.instance), reason=placed.reason) if placed else None
+    if placed is None:
+        return None
+    return pb.Placement(instance=endpoint(placed.instance), reason=placed.reason, role=placed.instance.role)
+
+
+def shadow_policy(policy: ShadowPolicy) -> admin.ShadowPolicy:
+    return admin.ShadowPolicy(
+        approach=policy.approach,
+        gate_probability=policy.gate_probability,
+        top_k=policy.top_k or 0,
+        enabled=policy.enabled,
+        engine_controller=policy.traits.controller,
+        host_tier=policy.traits.host_tier,
+    )
 
 
 def shadow_target(target: ShadowTarget) -> pb.ShadowTarget:
@@ -65,6 +79,7 @@ def work(effect: Effect) -> pb.WatchShadowWorkResponse:
                     revision=effect.revision,
                     upto_tokens=effect.upto_tokens,
                     deadline_seconds=effect.deadline_seconds,
+                    normal_priority=effect.normal_priority,
                 )
             )
         case CancelLeg():

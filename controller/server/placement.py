@@ -42,7 +42,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
         call = begun.call
         return pb.BeginCallResponse(
             call_id=call.call_id,
-            prefill=convert.placement(call.prefill),
+            prefill=None if call.colocated else convert.placement(call.prefill),
             decode=convert.placement(call.decode),
             expected_warm_tokens=call.expected_warm_tokens,
             is_switch=call.is_switch,

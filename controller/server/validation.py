@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.core.rejection import RejectedError
+from controller.core.rejection import RejectedError, invalid_field
 from controller.core.session import Digest, SessionKey
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import placement_pb2 as pb
@@ -17,7 +17,7 @@ DEFAULT_PAGE = 100
 
 
 def invalid(field: str, message: str) -> RejectedError:
-    return RejectedError(common.REJECTION_REASON_INVALID_FIELD, f"{field}: {message}", field=field)
+    return invalid_field(field, message)
 
 
 def name(field: str, value: str, *, limit: int = MAX_NAME, empty: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""One call through both legs: placed by the controller, prefilled on P, decoded on D, ended exactly once."""
+"""One call: placed by the controller, run on P and then D or on one colocated instance, ended exactly once."""
 
 import asyncio
 import itertools
@@ -87,6 +87,8 @@ class Call:
         self._cached: int | None = None
         self._common_prefix = 0
         self._transfer: legs.Json | None = None
+        # Token ids of the prompt, once the engine that computes it has told them.
+        self._prompt: Tokens[int] | None = None
 
     @property
     def outcome(self) -> common_pb2.CallOutcome.ValueType | None:
@@ -163,6 +165,8 @@ class Call:
 
     async def _prefill(self) -> None:
         """Compute the prompt on P. Any failure but the client's own mistake leaves the prompt to D."""
+        if self._colocated:
+            return
         if not self._placed.HasField("prefill"):
             self._recompute = common_pb2.RECOMPUTE_REASON_NO_PREFILL_INSTANCE
             return
@@ -188,7 +192,8 @@ class Call:
         if reply.status != 200:
             log.warning("prefill_failed", instance=instance.ref.name, status=reply.status)
             return
-        self._learn_prompt(reply.json)
+        self._learn_usage(reply.json)
+        self._learn_prompt(legs.prompt_token_ids(reply.json))
         self._transfer = legs.transfer_params(reply.json)
         if self._transfer is None:
             self._recompute = common_pb2.RECOMPUTE_REASON_MISSING_PARAMS
@@ -213,19 +218,24 @@ class Call:
             answer.cancel()
             lost.cancel()
 
-    def _learn_prompt(self, payload: Any) -> None:
-        self._prompt_tokens = legs.usage_count(payload, "prompt_tokens")
+    def _learn_usage(self, payload: Any) -> None:
+        """What the engine that computes the prompt says about it."""
+        known, self._prompt_tokens = self._prompt_tokens, legs.usage_count(payload, "prompt_tokens")
         self._cached = legs.cached_tokens(payload)
-        self._services.ratios.learn(self._model, self._digest.text_bytes, self._prompt_tokens)
-        ids = legs.prompt_token_ids(payload) if self._session is not None else None
+        # A stream may repeat its usage with every chunk.
+        if self._prompt_tokens != known:
+            self._services.ratios.learn(self._model, self._digest.text_bytes, self._prompt_tokens)
+
+    def _learn_prompt(self, ids: list[int] | None) -> None:
+        """The prompt as the engine that computes it holds it from now on, for the session's shadows."""
         if self._session is None or ids is None:
             return
         try:
-            tokens = pack(ids)
+            self._prompt = pack(ids)
         except OverflowError:
             return
-        self._compare_rendering(tokens)
-        self._services.dispatcher.contexts.set_served(self._session, self._model, tokens)
+        self._compare_rendering(self._prompt)
+        self._services.dispatcher.contexts.set_served(self._session, self._model, self._prompt)
 
     def _compare_rendering(self, tokens: "Tokens[int]") -> None:
         """How much of the shadow rendering the real prompt had in common with it."""
@@ -233,30 +243,50 @@ class Call:
         if rendering is None:
             return
         self._common_prefix = common_prefix(rendering.tokens, tokens)
-        block = self._services.cluster.block_size(self._placed.prefill.instance.ref.name)
+        computes = self._placed.decode if self._colocated else self._placed.prefill
+        block = self._services.cluster.block_size(computes.instance.ref.name)
         if self._common_prefix < len(rendering.tokens) // block * block:
             self._services.metrics.not_append_only.labels(self._model_label()).inc()
 
-    # -- D leg
+    # -- D leg, or the one leg on a colocated instance
+
+    @property
+    def _colocated(self) -> bool:
+        return self._placed.decode.role == common_pb2.ROLE_COLOCATED
+
+    @property
+    def _asks_token_ids(self) -> bool:
+        """Whether the gateway has the colocated instance tell token ids that the caller did not ask for."""
+        wanted = self._colocated and self._session is not None and legs.tells_token_ids(self._body)
+        return wanted and not self._body.get("return_token_ids")
 
     async def _decode_whole(self) -> web.Response:
-        # The whole answer comes at once, at its end: there is no first token to tell that the link is free again.
-        freed = asyncio.get_running_loop().call_later(
-            self._services.config.assumed_transfer_seconds, self._report_phase, placement_pb2.CALL_PHASE_DECODE
-        )
+        freed = None
+        if not self._colocated:
+            # The whole answer comes at once, at its end: no first token tells that the link is free again.
+            freed = asyncio.get_running_loop().call_later(
+                self._services.config.assumed_transfer_seconds, self._report_phase, placement_pb2.CALL_PHASE_DECODE
+            )
         try:
             async with self._decode_leg() as leg:
                 reply = await leg.read()
         finally:
-            freed.cancel()
+            if freed is not None:
+                freed.cancel()
         if reply.status != 200 or not isinstance(reply.json, dict):
-            raise _decode_refused(reply.status, reply.json)
-        self._first_token()
+            raise self._decode_refused(reply.status, reply.json)
+        if self._colocated:
+            # A first token that is told at the end tells nothing.
+            self._learn_prompt(legs.prompt_token_ids(reply.json))
+        else:
+            self._first_token()
         self._output.add_response(reply.json)
         payload = self._account(reply.json)
         if payload.get("kv_transfer_params") is not None:
             # Where blocks lie is between engines.
             payload = {**payload, "kv_transfer_params": None}
+        if self._asks_token_ids:
+            payload = legs.without_token_ids(payload)
         raw = reply.raw if payload is reply.json else orjson.dumps(payload)
         self._completed()
         headers = {"X-Request-Id": self._identity.request_id}
@@ -273,7 +303,7 @@ class Call:
             async with self._decode_leg() as leg:
                 if leg.status != 200 or not leg.is_event_stream:
                     reply = await leg.read()
-                    raise _decode_refused(reply.status, reply.json)
+                    raise self._decode_refused(reply.status, reply.json)
                 await self._relay(request, leg, response)
         except ApiError as error:
             if not response.prepared:
@@ -302,7 +332,7 @@ class Call:
             if self._output.tokens - rendered_tokens >= self._services.config.shadow.stream_batch_tokens:
                 rendered_tokens = self._output.tokens
                 self._follow()
-        raise ApiError(502, "The decode instance ended its answer early.", code="engine_failed")
+        raise ApiError(502, f"The {self._role} instance ended its answer early.", code="engine_failed")
 
     def _take(self, event: bytes) -> bytes | None:
         """One event of D's stream as the client gets it; None if it is the gateway's own. Raises D's errors."""
@@ -310,20 +340,28 @@ class Call:
         if chunk is None:
             return event
         if chunk.get("error") is not None:
-            raise _midway_error(chunk)
+            raise self._midway_error(chunk)
         self._output.add_chunk(chunk)
-        if not isinstance(chunk.get("usage"), dict):
-            return event
-        payload = self._account(chunk)
-        if chunk.get("choices") == [] and not legs.wants_usage(self._body):
-            return None
+        payload = chunk
+        if self._colocated:
+            if self._prompt is None:
+                self._learn_prompt(legs.prompt_token_ids(chunk))
+            if self._asks_token_ids:
+                payload = legs.without_token_ids(payload)
+        if isinstance(chunk.get("usage"), dict):
+            payload = self._account(payload)
+            if chunk.get("choices") == [] and not legs.wants_usage(self._body):
+                return None
         return event if payload is chunk else orjson.dumps(payload)
 
     @asynccontextmanager
     async def _decode_leg(self) -> AsyncIterator[StreamReply]:
         """D's answer, its failures turned into what the client sees."""
         instance = self._placed.decode.instance
-        body = legs.decode_body(self._forward, self._transfer)
+        if self._colocated:
+            body = legs.colocated_body(self._forward, return_token_ids=self._asks_token_ids)
+        else:
+            body = legs.decode_body(self._forward, self._transfer)
         try:
             async with self._services.engines.stream(
                 instance.url, self._endpoint.value, body, self._identity.request_id
@@ -331,21 +369,24 @@ class Call:
                 yield leg
         except EngineUnreachableError as error:
             log.warning("decode_failed", instance=instance.ref.name, why=str(error))
-            raise ApiError(502, "The decode instance cannot be reached.", code="engine_unreachable") from error
+            raise ApiError(502, f"The {self._role} instance cannot be reached.", code="engine_unreachable") from error
         except EngineTimeoutError as error:
             log.warning("decode_failed", instance=instance.ref.name, why=str(error))
-            raise ApiError(504, "The decode instance did not answer in time.", code="engine_timeout") from error
+            raise ApiError(504, f"The {self._role} instance did not answer in time.", code="engine_timeout") from error
 
     def _first_token(self) -> None:
         """D has begun: its link is free, and what is not known to have arrived is not claimed."""
         self._report_phase(placement_pb2.CALL_PHASE_DECODE)
-        if self._handoff == common_pb2.HANDOFF_NONE:
+        if self._handoff == common_pb2.HANDOFF_NONE and not self._colocated:
             self._handoff = common_pb2.HANDOFF_UNSPECIFIED if self._transfer else common_pb2.HANDOFF_RECOMPUTED
 
     def _account(self, payload: legs.Json) -> legs.Json:
-        """Read D's usage; the payload the client gets reports what P found cached."""
-        self._prompt_tokens = legs.usage_count(payload, "prompt_tokens") or self._prompt_tokens
+        """Read the usage; the payload the client gets reports what was cached where the prompt was computed."""
         self._completion_tokens = legs.usage_count(payload, "completion_tokens")
+        if self._colocated:
+            self._learn_usage(payload)
+            return payload
+        self._prompt_tokens = legs.usage_count(payload, "prompt_tokens") or self._prompt_tokens
         decode_cached = legs.cached_tokens(payload)
         if self._transfer is None:
             self._handoff = common_pb2.HANDOFF_RECOMPUTED
@@ -365,6 +406,10 @@ class Call:
     def _completed(self) -> None:
         """The answer is whole. The controller learns it before the client can begin the session's next call."""
         self._outcome = common_pb2.CALL_OUTCOME_COMPLETED
+        output = self._output.token_ids
+        if self._colocated and self._session is not None and self._prompt and len(output) == self._completion_tokens:
+            # The instance holds the output too, but for the last token, whose KV is never written.
+            self._services.dispatcher.contexts.set_served(self._session, self._model, self._prompt + output[:-1])
         self._end()
 
     def _end(self) -> None:
@@ -429,15 +474,17 @@ class Call:
     def _model_label(self) -> str:
         return self._services.cluster.model_label(self._model)
 
+    @property
+    def _role(self) -> str:
+        """What the instance that generates is called in messages."""
+        return "colocated" if self._colocated else "decode"
 
-def _decode_refused(status: int, payload: Any) -> ApiError:
-    if status == 429:
-        return ApiError(429, from_engine(status, payload, "decode").message, code="engine_busy", retry_after=1)
-    return from_engine(status, payload, "decode")
+    def _decode_refused(self, status: int, payload: Any) -> ApiError:
+        error = from_engine(status, payload, self._role)
+        return ApiError(429, error.message, code="engine_busy", retry_after=1) if status == 429 else error
 
-
-def _midway_error(chunk: legs.Json) -> ApiError:
-    """The error an engine put into its stream; a mistake of the client's keeps its status."""
-    error = chunk["error"]
-    code = error.get("code") if isinstance(error, dict) else None
-    return from_engine(code if isinstance(code, int) else 500, chunk, "decode")
+    def _midway_error(self, chunk: legs.Json) -> ApiError:
+        """The error an engine put into its stream; a mistake of the client's keeps its status."""
+        error = chunk["error"]
+        code = error.get("code") if isinstance(error, dict) else None
+        return from_engine(code if isinstance(code, int) else 500, chunk, self._role)

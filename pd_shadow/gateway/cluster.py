@@ -60,7 +60,7 @@ class ClusterView:
     def place(self, model: str, key: str) -> tuple[placement_pb2.Placement | None, placement_pb2.Placement] | None:
         """(P, D) for a call by rendezvous hash: the same key keeps its instances while they live.
 
-        None if no instance can generate; P is None if only D is left.
+        None if no instance can generate; P is None if only D is left, or if D is a colocated instance.
         """
         prefill = self._choose(model, key, frozenset({common_pb2.ROLE_PREFILL}))
         decode = self._choose(model, key, _DECODES)
@@ -72,7 +72,7 @@ class ClusterView:
             return None
         best = max(ready, key=lambda instance: _score(key, instance.endpoint.ref.name))
         reason = common_pb2.PLACEMENT_REASON_CONTROLLER_UNREACHABLE
-        return placement_pb2.Placement(instance=best.endpoint, reason=reason)
+        return placement_pb2.Placement(instance=best.endpoint, reason=reason, role=best.role)
 
     def _ready(self, roles: frozenset[int]) -> list[placement_pb2.ClusterInstance]:
         state = common_pb2.INSTANCE_STATE_READY

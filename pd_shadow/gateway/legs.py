@@ -60,6 +60,7 @@ _EXPORT_PARAMS: Json = {
     "remote_host": None,
     "remote_port": None,
 }
+_TOKEN_IDS = ("prompt_token_ids", "token_ids")
 # With this D would report P's cached tokens as its own, and nobody could tell whether the KV arrived.
 _PREFILL_CACHED = "remote_prefill_cached_tokens"
 
@@ -106,6 +107,38 @@ def decode_body(forward: Mapping[str, Any], transfer: Mapping[str, Any] | None) 
         options = out.get("stream_options")
         out["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
     return out
+
+
+def colocated_body(forward: Mapping[str, Any], *, return_token_ids: bool) -> Json:
+    """The one leg of a call on a colocated instance: like a D leg without transfer, with token ids if asked."""
+    out = decode_body(forward, None)
+    if return_token_ids:
+        out["return_token_ids"] = True
+    return out
+
+
+def tells_token_ids(body: Mapping[str, Any]) -> bool:
+    """Whether the answer can carry token ids and say the same as without: one prompt, one choice, nothing echoed."""
+    return transferable(body) and not body.get("echo")
+
+
+def without_token_ids(payload: Json) -> Json:
+    """The same payload, its token ids empty as in an answer to a caller who asked for none."""
+    out = {**payload, "prompt_token_ids": None} if payload.get("prompt_token_ids") is not None else payload
+    choices = out.get("choices")
+    if not isinstance(choices, list) or not any(_has_token_ids(choice) for choice in choices):
+        return out
+    emptied = [
+        {key: None if key in _TOKEN_IDS else value for key, value in choice.items()}
+        if _has_token_ids(choice)
+        else choice
+        for choice in choices
+    ]
+    return {**out, "choices": emptied}
+
+
+def _has_token_ids(choice: Any) -> bool:
+    return isinstance(choice, dict) and any(choice.get(key) is not None for key in _TOKEN_IDS)
 
 
 def handed_over(transfer: Mapping[str, Any]) -> Json:

@@ -115,8 +115,9 @@ class ShadowLegs:
             if export is None:
                 return _Ended(common_pb2.LEG_OUTCOME_STALE, detail="no export of this prefix is held")
             transfer = legs.handed_over(export.params)
+        priority = 0 if leg.normal_priority else self._config.priority
         body = legs.shadow_body(
-            leg.model, rendering.tokens[: leg.upto_tokens], self._config.priority, rendering.cache_salt, transfer
+            leg.model, rendering.tokens[: leg.upto_tokens], priority, rendering.cache_salt, transfer
         )
         seconds = min(leg.deadline_seconds or _MAX_LEG_SECONDS, _MAX_LEG_SECONDS)
         reply = await self._engines.post(

@@ -1,9 +1,12 @@
 """Server-sent events: cutting a byte stream into events, and adding up what the model has said."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import orjson
+
+from pd_shadow.gateway.tokens import Tokens, pack
 
 DONE = b"[DONE]"
 
@@ -46,6 +49,8 @@ class Output:
         self._tool_calls: dict[int, dict[str, Any]] = {}
         # Generated tokens of all choices; an estimate (one a chunk) unless chunks carry token ids.
         self.tokens = 0
+        # The first choice's, as far as the engine tells them.
+        self.token_ids: Tokens[int] = pack(())
 
     def add_chunk(self, chunk: dict[str, Any]) -> None:
         """Take one chunk of a stream."""
@@ -59,6 +64,7 @@ class Output:
                 self.tokens += 1
             if choice.get("index", 0) == 0:
                 self._add(said)
+                self._add_ids(ids)
 
     def add_response(self, response: dict[str, Any]) -> None:
         """Take a whole response."""
@@ -66,6 +72,7 @@ class Output:
             if choice.get("index", 0) == 0:
                 message = choice.get("message")
                 self._add(message if isinstance(message, dict) else choice)
+                self._add_ids(choice.get("token_ids"))
 
     @property
     def text(self) -> str:
@@ -84,6 +91,10 @@ class Output:
         if self._tool_calls:
             message["tool_calls"] = [call for _, call in sorted(self._tool_calls.items())]
         return message
+
+    def _add_ids(self, ids: Any) -> None:
+        with suppress(TypeError, OverflowError):
+            self.token_ids += pack(ids or ())
 
     def _add(self, said: dict[str, Any]) -> None:
         text = said.get("content") if "content" in said else said.get("text")

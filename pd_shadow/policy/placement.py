@@ -19,6 +19,8 @@ class Candidate(NamedTuple):
     warm_tokens: int
     # Sessions bound to the instance; spreads sessions when nothing else tells instances apart.
     sessions: int
+    # Normal calls on the instance: tells colocated ones apart that decode and have nothing left to compute.
+    calls: int = 0
 
 
 class Choice(NamedTuple):
@@ -34,7 +36,7 @@ def completion_seconds(candidate: Candidate, prompt_tokens: int) -> float:
 
 
 def choose(candidates: Sequence[Candidate], prompt_tokens: int, sticky: str | None = None) -> Choice:
-    """Pick an instance; ties go to the sticky one, then to the fewest sessions, then by name.
+    """Pick an instance; ties go to the sticky one, then to the fewest calls, the fewest sessions, and by name.
 
     Raises ValueError without candidates.
     """
@@ -42,7 +44,7 @@ def choose(candidates: Sequence[Candidate], prompt_tokens: int, sticky: str | No
         raise ValueError("no candidate instance")
     best = min(
         candidates,
-        key=lambda c: (completion_seconds(c, prompt_tokens), c.name != sticky, c.sessions, c.name),
+        key=lambda c: (completion_seconds(c, prompt_tokens), c.name != sticky, c.calls, c.sessions, c.name),
     )
     return Choice(
         best.name, completion_seconds(best, prompt_tokens), max(0, prompt_tokens - min(best.warm_tokens, prompt_tokens))

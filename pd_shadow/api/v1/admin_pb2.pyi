@@ -35,6 +35,7 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_SHADOW_JOB: _EventKind.ValueType  # 4
     EVENT_KIND_HANDOFF_RECOMPUTED: _EventKind.ValueType  # 5
     EVENT_KIND_GATEWAY: _EventKind.ValueType  # 6
+    EVENT_KIND_SHADOW_POLICY: _EventKind.ValueType  # 7
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -45,6 +46,7 @@ EVENT_KIND_SESSION_FORGOTTEN: EventKind.ValueType  # 3
 EVENT_KIND_SHADOW_JOB: EventKind.ValueType  # 4
 EVENT_KIND_HANDOFF_RECOMPUTED: EventKind.ValueType  # 5
 EVENT_KIND_GATEWAY: EventKind.ValueType  # 6
+EVENT_KIND_SHADOW_POLICY: EventKind.ValueType  # 7
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final
@@ -174,7 +176,9 @@ class SessionBinding(_message.Message):
     """Tokens of the session's context on each of them."""
     decode_tokens: _builtins.int
     @_builtins.property
-    def prefill(self) -> _common_pb2.InstanceRef: ...
+    def prefill(self) -> _common_pb2.InstanceRef:
+        """The P instance, or the colocated instance, which holds the context once."""
+
     @_builtins.property
     def decode(self) -> _common_pb2.InstanceRef: ...
     def __init__(
@@ -336,7 +340,7 @@ class Event(_message.Message):
     """Grows by one with every event of this controller life."""
     kind: Global___EventKind.ValueType
     subject: _builtins.str
-    """What it is about: an instance, session or gateway name."""
+    """What it is about: an instance, session, gateway or approach name."""
     reason: _builtins.str
     """The reason enum's name."""
     message: _builtins.str
@@ -372,11 +376,11 @@ class ShadowLedger(_message.Message):
     WASTED_TOKENS_FIELD_NUMBER: _builtins.int
     RESIDENT_TOKENS_FIELD_NUMBER: _builtins.int
     prefilled_tokens: _builtins.int
-    """Computed by shadow legs on P."""
+    """Computed by shadow legs on P and colocated instances."""
     pushed_tokens: _builtins.int
     """Moved to D by shadow legs."""
     hit_tokens: _builtins.int
-    """Found in P's cache by a call and put there by a shadow leg."""
+    """Found by a call in the cache of P or of the colocated instance, and put there by a shadow leg."""
     wasted_tokens: _builtins.int
     """Lost before any call used them."""
     resident_tokens: _builtins.int
@@ -925,3 +929,113 @@ class GetEffectiveConfigResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetEffectiveConfigResponse: _TypeAlias = GetEffectiveConfigResponse  # noqa: Y015
+
+@_typing.final
+class SetShadowPolicyRequest(_message.Message):
+    """What is set is changed, the rest stays. An approach that is set brings its own `enabled` and `gate_probability`, unless
+    the same request sets these too.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPROACH_FIELD_NUMBER: _builtins.int
+    GATE_PROBABILITY_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    ENABLED_FIELD_NUMBER: _builtins.int
+    approach: _builtins.str
+    """One of the approaches that engines can run, such as harvest-slo."""
+    gate_probability: _builtins.float
+    """Models below this switch probability get no shadow; 0 to 1."""
+    top_k: _builtins.int
+    """Shadow only this many of the likeliest other models; 0 for all."""
+    enabled: _builtins.bool
+    """False pauses all shadow work."""
+    def __init__(
+        self,
+        *,
+        approach: _builtins.str | None = ...,
+        gate_probability: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        enabled: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_approach", b"_approach", "_enabled", b"_enabled", "_gate_probability", b"_gate_probability", "_top_k", b"_top_k", "approach", b"approach", "enabled", b"enabled", "gate_probability", b"gate_probability", "top_k", b"top_k"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_approach", b"_approach", "_enabled", b"_enabled", "_gate_probability", b"_gate_probability", "_top_k", b"_top_k", "approach", b"approach", "enabled", b"enabled", "gate_probability", b"gate_probability", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__approach: _TypeAlias = _typing.Literal["approach"]  # noqa: Y015
+    _WhichOneofArgType__approach: _TypeAlias = _typing.Literal["_approach", b"_approach"]  # noqa: Y015
+    _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
+    _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__gate_probability: _TypeAlias = _typing.Literal["gate_probability"]  # noqa: Y015
+    _WhichOneofArgType__gate_probability: _TypeAlias = _typing.Literal["_gate_probability", b"_gate_probability"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__approach) -> _WhichOneofReturnType__approach | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gate_probability) -> _WhichOneofReturnType__gate_probability | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+
+Global___SetShadowPolicyRequest: _TypeAlias = SetShadowPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ShadowPolicy(_message.Message):
+    """The policy in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPROACH_FIELD_NUMBER: _builtins.int
+    GATE_PROBABILITY_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    ENABLED_FIELD_NUMBER: _builtins.int
+    ENGINE_CONTROLLER_FIELD_NUMBER: _builtins.int
+    HOST_TIER_FIELD_NUMBER: _builtins.int
+    approach: _builtins.str
+    gate_probability: _builtins.float
+    top_k: _builtins.int
+    """0 for all other models."""
+    enabled: _builtins.bool
+    engine_controller: _builtins.str
+    """Who decides, in engines with the plugin, what shadow work an iteration carries: off, harvest, harvest-slo or eager."""
+    host_tier: _builtins.bool
+    """Whether the approach counts on engines with a host tier."""
+    def __init__(
+        self,
+        *,
+        approach: _builtins.str = ...,
+        gate_probability: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        enabled: _builtins.bool = ...,
+        engine_controller: _builtins.str = ...,
+        host_tier: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approach", b"approach", "enabled", b"enabled", "engine_controller", b"engine_controller", "gate_probability", b"gate_probability", "host_tier", b"host_tier", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowPolicy: _TypeAlias = ShadowPolicy  # noqa: Y015
+
+@_typing.final
+class SetShadowPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___ShadowPolicy: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___ShadowPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShadowPolicyResponse: _TypeAlias = SetShadowPolicyResponse  # noqa: Y015

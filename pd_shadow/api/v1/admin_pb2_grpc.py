@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Reads the controller's state. Lists are ordered by name or age and paged.
+    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged.
     """
 
     def __init__(self, channel):
@@ -90,10 +90,15 @@ class AdminServiceStub:
                 request_serializer=pdshadow_dot_v1_dot_admin__pb2.GetEffectiveConfigRequest.SerializeToString,
                 response_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetEffectiveConfigResponse.FromString,
                 _registered_method=True)
+        self.SetShadowPolicy = channel.unary_unary(
+                '/pdshadow.v1.AdminService/SetShadowPolicy',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Reads the controller's state. Lists are ordered by name or age and paged.
+    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged.
     """
 
     def ListModels(self, request, context):
@@ -158,7 +163,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetEffectiveConfig(self, request, context):
-        """The configuration in force, secrets left out.
+        """The configuration in force, changes at run time included, secrets left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetShadowPolicy(self, request, context):
+        """Changes whether and what to shadow, until the next change or restart; answers with the policy then in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,6 +234,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetEffectiveConfigRequest.FromString,
                     response_serializer=pdshadow_dot_v1_dot_admin__pb2.GetEffectiveConfigResponse.SerializeToString,
             ),
+            'SetShadowPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShadowPolicy,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'pdshadow.v1.AdminService', rpc_method_handlers)
@@ -231,7 +248,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Reads the controller's state. Lists are ordered by name or age and paged.
+    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged.
     """
 
     @staticmethod
@@ -521,6 +538,33 @@ class AdminService:
             '/pdshadow.v1.AdminService/GetEffectiveConfig',
             pdshadow_dot_v1_dot_admin__pb2.GetEffectiveConfigRequest.SerializeToString,
             pdshadow_dot_v1_dot_admin__pb2.GetEffectiveConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShadowPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/SetShadowPolicy',
+            pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

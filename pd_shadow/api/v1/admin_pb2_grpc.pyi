@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Reads the controller's state. Lists are ordered by name or age and paged."""
+    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -45,11 +45,13 @@ class AdminServiceStub:
     """Events from now on."""
     GetLedger: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLedgerRequest, _admin_pb2.GetLedgerResponse]
     GetEffectiveConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]
-    """The configuration in force, secrets left out."""
+    """The configuration in force, changes at run time included, secrets left out."""
+    SetShadowPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetShadowPolicyRequest, _admin_pb2.SetShadowPolicyResponse]
+    """Changes whether and what to shadow, until the next change or restart; answers with the policy then in force."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Reads the controller's state. Lists are ordered by name or age and paged."""
+    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -64,10 +66,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Events from now on."""
     GetLedger: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLedgerRequest, _admin_pb2.GetLedgerResponse]  # type: ignore[assignment]
     GetEffectiveConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]  # type: ignore[assignment]
-    """The configuration in force, secrets left out."""
+    """The configuration in force, changes at run time included, secrets left out."""
+    SetShadowPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetShadowPolicyRequest, _admin_pb2.SetShadowPolicyResponse]  # type: ignore[assignment]
+    """Changes whether and what to shadow, until the next change or restart; answers with the policy then in force."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reads the controller's state. Lists are ordered by name or age and paged."""
+    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -146,6 +150,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetEffectiveConfigRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetEffectiveConfigResponse, _abc.Awaitable[_admin_pb2.GetEffectiveConfigResponse]]:
-        """The configuration in force, secrets left out."""
+        """The configuration in force, changes at run time included, secrets left out."""
+
+    @_abc_1.abstractmethod
+    def SetShadowPolicy(
+        self,
+        request: _admin_pb2.SetShadowPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetShadowPolicyResponse, _abc.Awaitable[_admin_pb2.SetShadowPolicyResponse]]:
+        """Changes whether and what to shadow, until the next change or restart; answers with the policy then in force."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

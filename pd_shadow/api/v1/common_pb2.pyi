@@ -137,13 +137,13 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     SHADOW_REASON_RUNNING: _ShadowReason.ValueType  # 1
     """A leg is in flight."""
     SHADOW_REASON_WARM: _ShadowReason.ValueType  # 2
-    """Every whole block of the target is on D."""
+    """Every whole block of the target is on D, or on the colocated instance."""
     SHADOW_REASON_RENDERING: _ShadowReason.ValueType  # 3
     """Waiting for the target engine's rendering of the context."""
     SHADOW_REASON_PREFILL_BUSY: _ShadowReason.ValueType  # 4
     """The P instance has normal work queued or running."""
     SHADOW_REASON_PREFILL_TAKEN: _ShadowReason.ValueType  # 5
-    """Another shadow leg is in flight on the P instance."""
+    """Another shadow leg is in flight on the P or colocated instance."""
     SHADOW_REASON_LINK_BUSY: _ShadowReason.ValueType  # 6
     """A normal transfer is on D's inbound link."""
     SHADOW_REASON_LINK_TAKEN: _ShadowReason.ValueType  # 7
@@ -155,11 +155,11 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     SHADOW_REASON_PAUSED: _ShadowReason.ValueType  # 10
     """Shadow work is paused by an operator or by configuration."""
     SHADOW_REASON_NO_INSTANCE: _ShadowReason.ValueType  # 11
-    """No ready P or D instance for the model."""
+    """No ready P, D or colocated instance for the model."""
     SHADOW_REASON_BACKOFF: _ShadowReason.ValueType  # 12
     """The last leg failed; the next one waits."""
     SHADOW_REASON_PREEMPTED: _ShadowReason.ValueType  # 13
-    """A normal call arrived on the P instance and took it back."""
+    """A normal call arrived on the P or colocated instance and took it back."""
     SHADOW_REASON_CUT_BACK: _ShadowReason.ValueType  # 14
     """The history was rewritten; the job was cut back to the common token prefix."""
     SHADOW_REASON_MODEL_IN_USE: _ShadowReason.ValueType  # 15
@@ -177,7 +177,9 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     SHADOW_REASON_EVICTED: _ShadowReason.ValueType  # 21
     """The instance evicted the shadow to make room."""
     SHADOW_REASON_HARDWARE_BUSY: _ShadowReason.ValueType  # 22
-    """An instance on the same hardware as the P instance has normal work."""
+    """An instance on the same hardware as the P or colocated instance has normal work."""
+    SHADOW_REASON_QUEUE_NOT_EMPTY: _ShadowReason.ValueType  # 23
+    """Normal requests wait on the colocated instance, or may do so."""
 
 class ShadowReason(_ShadowReason, metaclass=_ShadowReasonEnumTypeWrapper):
     """Why a shadow job is where it is: running, finished, or what holds it."""
@@ -186,13 +188,13 @@ SHADOW_REASON_UNSPECIFIED: ShadowReason.ValueType  # 0
 SHADOW_REASON_RUNNING: ShadowReason.ValueType  # 1
 """A leg is in flight."""
 SHADOW_REASON_WARM: ShadowReason.ValueType  # 2
-"""Every whole block of the target is on D."""
+"""Every whole block of the target is on D, or on the colocated instance."""
 SHADOW_REASON_RENDERING: ShadowReason.ValueType  # 3
 """Waiting for the target engine's rendering of the context."""
 SHADOW_REASON_PREFILL_BUSY: ShadowReason.ValueType  # 4
 """The P instance has normal work queued or running."""
 SHADOW_REASON_PREFILL_TAKEN: ShadowReason.ValueType  # 5
-"""Another shadow leg is in flight on the P instance."""
+"""Another shadow leg is in flight on the P or colocated instance."""
 SHADOW_REASON_LINK_BUSY: ShadowReason.ValueType  # 6
 """A normal transfer is on D's inbound link."""
 SHADOW_REASON_LINK_TAKEN: ShadowReason.ValueType  # 7
@@ -204,11 +206,11 @@ SHADOW_REASON_NOT_TOP_K: ShadowReason.ValueType  # 9
 SHADOW_REASON_PAUSED: ShadowReason.ValueType  # 10
 """Shadow work is paused by an operator or by configuration."""
 SHADOW_REASON_NO_INSTANCE: ShadowReason.ValueType  # 11
-"""No ready P or D instance for the model."""
+"""No ready P, D or colocated instance for the model."""
 SHADOW_REASON_BACKOFF: ShadowReason.ValueType  # 12
 """The last leg failed; the next one waits."""
 SHADOW_REASON_PREEMPTED: ShadowReason.ValueType  # 13
-"""A normal call arrived on the P instance and took it back."""
+"""A normal call arrived on the P or colocated instance and took it back."""
 SHADOW_REASON_CUT_BACK: ShadowReason.ValueType  # 14
 """The history was rewritten; the job was cut back to the common token prefix."""
 SHADOW_REASON_MODEL_IN_USE: ShadowReason.ValueType  # 15
@@ -226,7 +228,9 @@ SHADOW_REASON_NOT_APPEND_ONLY: ShadowReason.ValueType  # 20
 SHADOW_REASON_EVICTED: ShadowReason.ValueType  # 21
 """The instance evicted the shadow to make room."""
 SHADOW_REASON_HARDWARE_BUSY: ShadowReason.ValueType  # 22
-"""An instance on the same hardware as the P instance has normal work."""
+"""An instance on the same hardware as the P or colocated instance has normal work."""
+SHADOW_REASON_QUEUE_NOT_EMPTY: ShadowReason.ValueType  # 23
+"""Normal requests wait on the colocated instance, or may do so."""
 Global___ShadowReason: _TypeAlias = ShadowReason  # noqa: Y015
 
 class _GateReason:
@@ -271,7 +275,7 @@ class _HandoffEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Handoff.Value
     HANDOFF_RECOMPUTED: _Handoff.ValueType  # 2
     """D computed the prompt itself."""
     HANDOFF_NONE: _Handoff.ValueType  # 3
-    """The call ended before a D leg began."""
+    """There was nothing to hand off: the call ended before a D leg began, or ran on a colocated instance."""
 
 class Handoff(_Handoff, metaclass=_HandoffEnumTypeWrapper):
     """Whether a D leg really received its KV. Always reported as a pair."""
@@ -282,7 +286,7 @@ HANDOFF_HANDED_OFF: Handoff.ValueType  # 1
 HANDOFF_RECOMPUTED: Handoff.ValueType  # 2
 """D computed the prompt itself."""
 HANDOFF_NONE: Handoff.ValueType  # 3
-"""The call ended before a D leg began."""
+"""There was nothing to hand off: the call ended before a D leg began, or ran on a colocated instance."""
 Global___Handoff: _TypeAlias = Handoff  # noqa: Y015
 
 class _RecomputeReason:
@@ -365,7 +369,7 @@ class _LegKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LegKind.Value
     DESCRIPTOR: _descriptor.EnumDescriptor
     LEG_KIND_UNSPECIFIED: _LegKind.ValueType  # 0
     LEG_KIND_PREFILL: _LegKind.ValueType  # 1
-    """P computes the prefix, without transfer parameters, so that nothing is pinned."""
+    """P computes the prefix, without transfer parameters, so that nothing is pinned. The only leg on a colocated instance."""
     LEG_KIND_EXPORT: _LegKind.ValueType  # 2
     """P hands out transfer parameters for the prefix it holds."""
     LEG_KIND_FETCH: _LegKind.ValueType  # 3
@@ -376,7 +380,7 @@ class LegKind(_LegKind, metaclass=_LegKindEnumTypeWrapper):
 
 LEG_KIND_UNSPECIFIED: LegKind.ValueType  # 0
 LEG_KIND_PREFILL: LegKind.ValueType  # 1
-"""P computes the prefix, without transfer parameters, so that nothing is pinned."""
+"""P computes the prefix, without transfer parameters, so that nothing is pinned. The only leg on a colocated instance."""
 LEG_KIND_EXPORT: LegKind.ValueType  # 2
 """P hands out transfer parameters for the prefix it holds."""
 LEG_KIND_FETCH: LegKind.ValueType  # 3
@@ -450,6 +454,8 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """As many streams are open as the configuration allows."""
     REJECTION_REASON_PROMPT_TOO_LONG: _RejectionReason.ValueType  # 13
     """The prompt is longer than the model's context window."""
+    REJECTION_REASON_MIXED_ROLES: _RejectionReason.ValueType  # 14
+    """A model is served by colocated instances, or by P and D instances; never by both."""
 
 class RejectionReason(_RejectionReason, metaclass=_RejectionReasonEnumTypeWrapper):
     """Why a request to the control plane was refused; the reason field of google.rpc.ErrorInfo."""
@@ -481,6 +487,8 @@ REJECTION_REASON_TOO_MANY_STREAMS: RejectionReason.ValueType  # 12
 """As many streams are open as the configuration allows."""
 REJECTION_REASON_PROMPT_TOO_LONG: RejectionReason.ValueType  # 13
 """The prompt is longer than the model's context window."""
+REJECTION_REASON_MIXED_ROLES: RejectionReason.ValueType  # 14
+"""A model is served by colocated instances, or by P and D instances; never by both."""
 Global___RejectionReason: _TypeAlias = RejectionReason  # noqa: Y015
 
 @_typing.final

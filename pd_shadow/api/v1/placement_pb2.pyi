@@ -30,7 +30,9 @@ class _CallPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallPhase.V
     CALL_PHASE_TRANSFER: _CallPhase.ValueType  # 1
     """P is done; the KV moves to D now."""
     CALL_PHASE_DECODE: _CallPhase.ValueType  # 2
-    """D emitted its first token: the link is free again."""
+    """D emitted its first token: the link is free again. The only phase of a call on a colocated instance, and only of
+    one that streams.
+    """
 
 class CallPhase(_CallPhase, metaclass=_CallPhaseEnumTypeWrapper):
     """What a call is doing."""
@@ -39,7 +41,9 @@ CALL_PHASE_UNSPECIFIED: CallPhase.ValueType  # 0
 CALL_PHASE_TRANSFER: CallPhase.ValueType  # 1
 """P is done; the KV moves to D now."""
 CALL_PHASE_DECODE: CallPhase.ValueType  # 2
-"""D emitted its first token: the link is free again."""
+"""D emitted its first token: the link is free again. The only phase of a call on a colocated instance, and only of
+one that streams.
+"""
 Global___CallPhase: _TypeAlias = CallPhase  # noqa: Y015
 
 @_typing.final
@@ -124,7 +128,10 @@ class Placement(_message.Message):
 
     INSTANCE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.PlacementReason.ValueType
+    role: _common_pb2.Role.ValueType
+    """What the instance does with the call."""
     @_builtins.property
     def instance(self) -> _common_pb2.InstanceEndpoint: ...
     def __init__(
@@ -132,10 +139,11 @@ class Placement(_message.Message):
         *,
         instance: _common_pb2.InstanceEndpoint | None = ...,
         reason: _common_pb2.PlacementReason.ValueType = ...,
+        role: _common_pb2.Role.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "reason", b"reason", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,15 +200,19 @@ class BeginCallResponse(_message.Message):
     SHADOW_TARGETS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     expected_warm_tokens: _builtins.int
-    """Tokens of this prompt expected in P's cache."""
+    """Tokens of this prompt expected in the cache of the instance that computes it."""
     is_switch: _builtins.bool
     """True when the session's previous call went to another model."""
     @_builtins.property
     def prefill(self) -> Global___Placement:
-        """Absent when no P instance is ready: D computes the prompt."""
+        """Absent when no P instance is ready: D computes the prompt. Absent too when `decode` is a colocated instance, which
+        takes the call as it is.
+        """
 
     @_builtins.property
-    def decode(self) -> Global___Placement: ...
+    def decode(self) -> Global___Placement:
+        """Where the answer is generated: a D or a colocated instance."""
+
     @_builtins.property
     def shadow_targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowTarget]:
         """Models to render this call's context for."""
@@ -284,7 +296,7 @@ class EndCallRequest(_message.Message):
     prompt_tokens: _builtins.int
     """Prompt tokens as the engine counted them."""
     cached_tokens: _builtins.int
-    """Prompt tokens P found in its cache, as the engine reported them."""
+    """Prompt tokens that P or the colocated instance found in its cache, as the engine reported them."""
     completion_tokens: _builtins.int
     """Generated tokens as the engine counted them."""
     common_prefix_tokens: _builtins.int
@@ -366,9 +378,9 @@ class ModelWarmth(_message.Message):
     SWITCH_PROBABILITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prefill_tokens: _builtins.int
-    """Tokens of the session's context on the P instance."""
+    """Tokens of the session's context on the P or colocated instance: what a switch to this model finds."""
     decode_tokens: _builtins.int
-    """Tokens of the session's context on the D instance."""
+    """Tokens of the session's context on the D instance; 0 for a model with colocated instances."""
     context_tokens: _builtins.int
     """Tokens of the session's context as this model counts them (an estimate until rendered)."""
     warm_fraction: _builtins.float
@@ -454,6 +466,7 @@ class LegStart(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     UPTO_TOKENS_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    NORMAL_PRIORITY_FIELD_NUMBER: _builtins.int
     leg_id: _builtins.str
     model: _builtins.str
     kind: _common_pb2.LegKind.ValueType
@@ -463,6 +476,8 @@ class LegStart(_message.Message):
     """The leg covers tokens [0, upto_tokens) of that rendering."""
     deadline_seconds: _builtins.float
     """The dispatcher gives up after this long."""
+    normal_priority: _builtins.bool
+    """True for a leg of the Eager approach: a request of normal priority, not behind all normal work."""
     @_builtins.property
     def session(self) -> _common_pb2.SessionKey: ...
     @_builtins.property
@@ -478,10 +493,11 @@ class LegStart(_message.Message):
         revision: _builtins.int = ...,
         upto_tokens: _builtins.int = ...,
         deadline_seconds: _builtins.float = ...,
+        normal_priority: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_seconds", b"deadline_seconds", "instance", b"instance", "kind", b"kind", "leg_id", b"leg_id", "model", b"model", "revision", b"revision", "session", b"session", "upto_tokens", b"upto_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_seconds", b"deadline_seconds", "instance", b"instance", "kind", b"kind", "leg_id", b"leg_id", "model", b"model", "normal_priority", b"normal_priority", "revision", b"revision", "session", b"session", "upto_tokens", b"upto_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

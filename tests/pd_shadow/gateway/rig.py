@@ -1,7 +1,7 @@
 """A scripted cluster in one process: fake engines over HTTP, a scripted controller over gRPC, a real gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from pd_shadow.gateway.app import Gateway
 from pd_shadow.gateway.config import GatewayConfig
 
 BLOCK = 4
+ROLES = {"p": common_pb2.ROLE_PREFILL, "d": common_pb2.ROLE_DECODE, "c": common_pb2.ROLE_COLOCATED}
 PARAMS = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -71,6 +72,8 @@ class FakeEngine:
         # D's own cached tokens; None: whatever was handed off.
         self.decode_cached: int | None = None
         self.words = ["Hel", "lo"]
+        # One a word.
+        self.token_ids: Sequence[int] = range(100)
         # Cleared: requests (or, with hold_after, streams after so many words) wait.
         self.go = asyncio.Event()
         self.go.set()
@@ -148,6 +151,7 @@ class FakeEngine:
         )
         if body.get("return_token_ids"):
             (payload if chat else choice)["prompt_token_ids"] = self._prompt(body)
+            choice["token_ids"] = list(self.token_ids[: len(words)])
         return payload
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -168,8 +172,11 @@ class FakeEngine:
                 await send(orjson.dumps({"error": {"message": "engine died", "type": "x", "code": 500}}))
                 break
             said = {"delta": {"content": word}} if "messages" in body else {"text": word}
-            choice = {"index": 0, **said, "token_ids": [number]}
-            await send(orjson.dumps({"id": "x", "model": body["model"], "choices": [choice], "extra": 1}))
+            choice = {"index": 0, **said, "token_ids": [self.token_ids[number]]}
+            chunk = {"id": "x", "model": body["model"], "choices": [choice], "extra": 1}
+            if number == 0 and body.get("return_token_ids"):
+                (chunk if "messages" in body else choice)["prompt_token_ids"] = self._prompt(body)
+            await send(orjson.dumps(chunk))
         else:
             if (body.get("stream_options") or {}).get("include_usage"):
                 await send(orjson.dumps({"id": "x", "choices": [], "usage": self._usage(body, len(self.words))}))
@@ -226,6 +233,7 @@ class Controller(PlacementServiceServicer):
         self.end_targets: list[placement_pb2.ShadowTarget] = []
         self.refusal: Refusal | None = None
         self.without_prefill = False
+        self.colocated = False
         # Cleared: BeginCall waits.
         self.go = asyncio.Event()
         self.go.set()
@@ -244,7 +252,9 @@ class Controller(PlacementServiceServicer):
         for instance in self.view.instances:
             if instance.model == model and instance.role == role:
                 return placement_pb2.Placement(
-                    instance=instance.endpoint, reason=common_pb2.PLACEMENT_REASON_FIRST_CALL
+                    instance=instance.endpoint,
+                    reason=common_pb2.PLACEMENT_REASON_FIRST_CALL,
+                    role=instance.role,
                 )
         raise LookupError(model)
 
@@ -254,8 +264,12 @@ class Controller(PlacementServiceServicer):
         await self.go.wait()
         if self.refusal is not None:
             await self.refusal.abort(context)
+        call_id = f"call-{len(self.begun)}"
+        if self.colocated:
+            one = self.place(request.model, common_pb2.ROLE_COLOCATED)
+            return placement_pb2.BeginCallResponse(call_id=call_id, decode=one, shadow_targets=self.targets)
         return placement_pb2.BeginCallResponse(
-            call_id=f"call-{len(self.begun)}",
+            call_id=call_id,
             prefill=None if self.without_prefill else self.place(request.model, common_pb2.ROLE_PREFILL),
             decode=self.place(request.model, common_pb2.ROLE_DECODE),
             shadow_targets=self.targets,
@@ -298,12 +312,16 @@ class Controller(PlacementServiceServicer):
 
 
 class Rig:
-    """Models a and b, each with P and D, a controller and a gateway."""
+    """Models a and b, each with P and D or with one colocated engine, a controller and a gateway."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, colocated: bool = False) -> None:
         self.controller = Controller()
-        self.engines = {f"{m}-{r}": FakeEngine(f"{m}-{r}") for m in "ab" for r in "pd"}
-        self.ap, self.ad, self.bp, self.bd = self.engines.values()
+        self.controller.colocated = colocated
+        self.engines = {f"{m}-{r}": FakeEngine(f"{m}-{r}") for m in "ab" for r in ("c" if colocated else "pd")}
+        if colocated:
+            self.ac, self.bc = self.engines.values()
+        else:
+            self.ap, self.ad, self.bp, self.bd = self.engines.values()
         self.gateway: Gateway
         self.http: aiohttp.ClientSession
         self.url = ""
@@ -325,8 +343,9 @@ class Rig:
             self._server = None
 
     def target(self, model: str) -> placement_pb2.ShadowTarget:
-        """A shadow target rendered by the model's P."""
-        placement = self.controller.place(model, common_pb2.ROLE_PREFILL)
+        """A shadow target rendered by the model's P or colocated engine."""
+        role = common_pb2.ROLE_COLOCATED if self.controller.colocated else common_pb2.ROLE_PREFILL
+        placement = self.controller.place(model, role)
         return placement_pb2.ShadowTarget(model=model, renderer=placement.instance, block_size=BLOCK)
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
@@ -366,9 +385,11 @@ async def _start_engine(stack: AsyncExitStack, engine: FakeEngine) -> None:
 
 
 @asynccontextmanager
-async def running(settings: dict[str, Any] | None = None, *, with_controller: bool = True) -> AsyncIterator[Rig]:
+async def running(
+    settings: dict[str, Any] | None = None, *, with_controller: bool = True, colocated: bool = False
+) -> AsyncIterator[Rig]:
     """A rig whose gateway knows the cluster."""
-    rig = Rig()
+    rig = Rig(colocated=colocated)
     async with AsyncExitStack() as stack:
         for engine in rig.engines.values():
             await _start_engine(stack, engine)
@@ -377,7 +398,7 @@ async def running(settings: dict[str, Any] | None = None, *, with_controller: bo
                 endpoint=common_pb2.InstanceEndpoint(
                     ref=common_pb2.InstanceRef(name=engine.name, incarnation="1"), url=engine.url
                 ),
-                role=common_pb2.ROLE_PREFILL if role == "p" else common_pb2.ROLE_DECODE,
+                role=ROLES[role],
                 model=model,
                 state=common_pb2.INSTANCE_STATE_READY,
                 block_size=BLOCK,
