@@ -1,0 +1,84 @@
+"""The shadow KV class on vLLM's block pool: its free queue, in the order the policy keeps.
+
+Nothing on disk is patched: one pool's queue object is exchanged for this one before the pool serves its first request.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+
+from pd_shadow.policy.shadow_cache import ShadowCache
+
+
+class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
+    """vLLM's queue of free blocks; within `for_shadow` it hands out what shadow work may take."""
+
+    def __init__(
+        self, blocks: list[Any], free: Iterable[Any], cap: int, cold_seconds: float, clock: Callable[[], float]
+    ):
+        self._blocks = blocks
+        self._clock = clock
+        self._shadow = False
+        self.cache = ShadowCache((block.block_id for block in free), cap, cold_seconds)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.cache)
+
+    @contextlib.contextmanager
+    def for_shadow(self) -> Iterator[None]:
+        """Blocks taken inside are taken for shadow work."""
+        self._shadow = True
+        try:
+            yield
+        finally:
+            self._shadow = False
+
+    def room(self, apart_from: Collection[Any] = ()) -> int:
+        """Blocks shadow work may take now; `apart_from` are blocks it is about to use as they are."""
+        return self.cache.room(self._clock(), apart_from=[block.block_id for block in apart_from])
+
+    def promote(self, blocks: Iterable[Any]) -> None:
+        """A normal request hit these blocks."""
+        self.cache.promote(block.block_id for block in blocks)
+
+    # vLLM's interface.
+
+    def popleft(self) -> Any:
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[Any]:
+        taken = self.cache.take_for_shadow(n, self._clock()) if self._shadow else self.cache.take(n)
+        return [self._blocks[block_id] for block_id in taken]
+
+    def remove(self, block: Any) -> None:
+        self.cache.remove(block.block_id)
+
+    def append(self, block: Any) -> None:
+        self.append_n([block])
+
+    def append_n(self, blocks: list[Any]) -> None:
+        self.cache.free_hashed((block.block_id for block in blocks), self._clock())
+
+    def prepend_n(self, blocks: list[Any]) -> None:
+        self.cache.free_unhashed(block.block_id for block in blocks)
+
+    def get_all_free_blocks(self) -> list[Any]:
+        return [self._blocks[block_id] for block_id in self.cache.order()]
+
+    def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
+        order = iter(self.cache.order())
+        if cursor is not None:
+            for block_id in order:
+                if block_id == cursor.block_id:
+                    break
+        return (self._blocks[block_id] for block_id in order)
+
+
+def install(pool: Any, cap: int, cold_seconds: float, clock: Callable[[], float]) -> ShadowFreeQueue:
+    """Exchange the pool's free queue for one with a shadow class of at most `cap` blocks."""
+    queue = ShadowFreeQueue(pool.blocks, pool.free_block_queue.get_all_free_blocks(), cap, cold_seconds, clock)
+    pool.free_block_queue = queue
+    return queue
