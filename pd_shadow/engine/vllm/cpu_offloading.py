@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 
-class CpuRigOffloadingSpec(CPUOffloadingSpec):
+class CpuRigOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
     """The native spec with a worker that needs no GPU."""
 
     _copying: "CopyingWorker | None" = None
@@ -33,7 +33,7 @@ class CpuRigOffloadingSpec(CPUOffloadingSpec):
         return self._copying
 
 
-class CopyingWorker(OffloadingWorker):
+class CopyingWorker(OffloadingWorker):  # type: ignore[misc]
     """Copies blocks between the KV pool and host memory; every job is done when it has been submitted.
 
     Host memory holds `chunks` chunks of `blocks_per_chunk` pool blocks. A job names pool blocks and chunks per KV cache

@@ -10,28 +10,18 @@ metadata, the worker's side holds back the first half that ends. When NIXL fails
 answers alone.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from __future__ import annotations
 
-from vllm.config import VllmConfig
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as stock
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorMetadata,
-    KVConnectorRole,
-    KVConnectorTransferResults,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm.v1.request import RequestStatus
-
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
-    from vllm.v1.outputs import KVConnectorOutput
-    from vllm.v1.request import Request
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 HOST, NIXL = 0, 1
 """Places of the two in the configuration's list of connectors."""
@@ -41,28 +31,35 @@ IN_PLACE = KVCacheBlock(block_id=-1)
 IN_PLACE.set_block_hash(BlockHashWithGroupId(b"in place"))
 
 
-class Split(NamedTuple):
-    """How one load is shared out, in tokens: found in the KV pool, from the host tier behind that; the rest by NIXL."""
+class Load(NamedTuple):
+    """What one load would bring, in tokens, behind those found in the KV pool."""
 
     local: int
     host: int
+    """From the host tier."""
+    nixl: int
+    """From P, behind those of the host tier."""
+
+    @property
+    def tokens(self) -> int:
+        return self.local + self.host + self.nixl
 
 
 @dataclass
-class SplitLoadMetadata(stock.MultiKVConnectorMetadata):
+class SplitLoadMetadata(stock.MultiKVConnectorMetadata):  # type: ignore[misc]
     """With the requests whose load has two halves from this step on."""
 
     split_loads: frozenset[str] = frozenset()
 
 
-class MultiConnector(stock.MultiConnector):
+class MultiConnector(stock.MultiConnector):  # type: ignore[misc]
     """OffloadingConnector and NixlConnector, in this order, sharing loads.
 
-    Loads are shared where a block means the same to both: one KV cache group with full attention. For other models the
-    connector with more tokens gets the whole load, so that D computes as little as it can.
+    Loads are shared where a block means the same to both: one KV cache group with full attention, each block on one
+    worker. Elsewhere the connector with more tokens gets the whole load, so that D computes as little as it can.
     """
 
-    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         kinds = [type(connector) for connector in self._connectors]
         if len(kinds) != 2 or not issubclass(kinds[HOST], OffloadingConnector) or kinds[NIXL] is not NixlPullConnector:
@@ -71,23 +68,28 @@ class MultiConnector(stock.MultiConnector):
                 f"got {', '.join(kind.__name__ for kind in kinds) or 'none'}"
             )
         groups = kv_cache_config.kv_cache_groups
-        self._can_split = len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+        self._can_split = (
+            len(groups) == 1
+            and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+            and vllm_config.parallel_config.decode_context_parallel_size == 1
+        )
         self._block_size = vllm_config.cache_config.block_size
-        # Scheduler's side; all keyed by requests the scheduler holds.
-        self._splits: dict[str, Split] = {}
-        self._starting: set[str] = set()
+        # Scheduler's side, by request the scheduler holds: what it was offered, the blocks its load goes to, and the
+        # loads that have arrived. Then loads to announce to the workers.
+        self._loads: dict[str, Load] = {}
+        self._loading: dict[str, tuple[list[int], ...]] = {}
         self._arrived: set[str] = set()
+        self._starting: set[str] = set()
         # Worker's side: halves still on their way, and loads of which one half has failed.
         self._halves: dict[str, int] = {}
         self._failed: set[str] = set()
 
     # Scheduler's side.
 
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond the KV pool's that can be loaded; (None, False) while the host tier cannot tell yet."""
         request_id = request.request_id
-        self._splits.pop(request_id, None)
-        self._requests_to_connector.pop(request_id, None)
+        self._forget(request_id)
         from_host, _ = self._connectors[HOST].get_num_new_matched_tokens(request, num_computed_tokens)
         from_nixl, _ = self._connectors[NIXL].get_num_new_matched_tokens(request, num_computed_tokens)
         if from_host is None or from_nixl is None:
@@ -95,66 +97,74 @@ class MultiConnector(stock.MultiConnector):
         found = max(from_host, from_nixl)
         if found == 0:
             return 0, False
-        self._requests_to_connector[request_id] = HOST if from_host == found else NIXL
-        whole_blocks = (num_computed_tokens + from_host) % self._block_size == 0
-        if self._can_split and whole_blocks and 0 < from_host < from_nixl:
-            self._splits[request_id] = Split(num_computed_tokens, from_host)
+        if from_host == found:
+            self._requests_to_connector[request_id] = HOST
+            load = Load(num_computed_tokens, from_host, 0)
+        else:
+            self._requests_to_connector[request_id] = NIXL
+            whole_blocks = (num_computed_tokens + from_host) % self._block_size == 0
+            host = from_host if self._can_split and whole_blocks else 0
+            load = Load(num_computed_tokens, host, from_nixl - host)
+        self._loads[request_id] = load
         return found, True
 
-    def update_state_after_alloc(self, request: "Request", blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        split = self._splits.get(request.request_id)
-        if split is None or num_external_tokens == 0:
+    def update_state_after_alloc(self, request: Any, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        load = self._loads.get(request.request_id)
+        if load is None or num_external_tokens == 0:
             super().update_state_after_alloc(request, blocks, num_external_tokens)
             return
-        self._connectors[HOST].update_state_after_alloc(request, blocks, split.host)
-        rest = _with_cached_prefix(blocks, (split.local + split.host) // self._block_size)
-        self._connectors[NIXL].update_state_after_alloc(request, rest, num_external_tokens - split.host)
+        self._loading[request.request_id] = blocks.get_block_ids()
+        if not (load.host and load.nixl):
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            return
+        self._connectors[HOST].update_state_after_alloc(request, blocks, load.host)
+        rest = _with_cached_prefix(blocks, (load.local + load.host) // self._block_size)
+        self._connectors[NIXL].update_state_after_alloc(request, rest, load.nixl)
         self._starting.add(request.request_id)
 
-    def get_external_cache_hit_sources(
-        self, request: "Request", num_external_tokens: int
-    ) -> "dict[CacheHitSource, int]":
-        split = self._splits.get(request.request_id)
-        if split is None or num_external_tokens == 0:
-            return super().get_external_cache_hit_sources(request, num_external_tokens)
-        host = self._connectors[HOST].get_external_cache_hit_sources(request, split.host)
-        nixl = self._connectors[NIXL].get_external_cache_hit_sources(request, num_external_tokens - split.host)
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        load = self._loads.get(request.request_id)
+        if load is None or num_external_tokens == 0:
+            return {}
+        host = self._connectors[HOST].get_external_cache_hit_sources(request, load.host)
+        nixl = self._connectors[NIXL].get_external_cache_hit_sources(request, load.nixl)
         return {**host, **nixl}
 
-    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SplitLoadMetadata:
+    def build_connector_meta(self, scheduler_output: Any) -> SplitLoadMetadata:
         plain = super().build_connector_meta(scheduler_output)
         starting, self._starting = frozenset(self._starting), set()
         return SplitLoadMetadata(plain.metadata, plain.extra_async_saves, starting)
 
-    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+    def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
         arrived = (connector_output.finished_recving or set()) - connector_output.failed_recving
         # Loads of requests that ended meanwhile arrive, too.
-        self._arrived |= arrived & self._requests_to_connector.keys()
+        self._arrived |= arrived & self._loading.keys()
 
-    def request_finished_all_groups(
-        self, request: "Request", block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        request_id = request.request_id
-        if request_id in self._arrived and request.status is RequestStatus.FINISHED_STOPPED:
-            self._spill_unscheduled(request_id, block_ids)
-        self._arrived.discard(request_id)
-        self._splits.pop(request_id, None)
-        return super().request_finished_all_groups(request, block_ids)
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
+        if self._can_split and request.request_id in self._arrived:
+            self._spill_unscheduled(request)
+        self._forget(request.request_id)
+        delayed, params = super().request_finished_all_groups(request, block_ids)
+        return delayed, params
 
-    def _spill_unscheduled(self, request_id: str, block_ids: tuple[list[int], ...]) -> None:
-        # A shadow fetch ends when its KV has arrived, without an iteration of its own. The host tier learns a request's
-        # blocks from iterations, so it would keep nothing of a fetch, the KV that is evicted first.
-        host = self._connectors[HOST]
-        assert isinstance(host, OffloadingConnector)
-        state = host.scheduler._req_status.get(request_id)
+    def _spill_unscheduled(self, request: Any) -> None:
+        # A shadow fetch ends when its KV has arrived, without an iteration of its own. The host tier learns from
+        # iterations which blocks to keep, so it would keep nothing of a fetch, the KV that is evicted first.
+        state = self._connectors[HOST].scheduler._req_status.get(request.request_id)
         if state is None or any(group.block_ids for group in state.group_states):
             return
-        state.update_block_id_groups(block_ids)
+        state.update_block_id_groups(self._loading[request.request_id])
+        request.num_computed_tokens = self._loads[request.request_id].tokens
+
+    def _forget(self, request_id: str) -> None:
+        self._loads.pop(request_id, None)
+        self._loading.pop(request_id, None)
+        self._arrived.discard(request_id)
 
     # Worker's side.
 
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, SplitLoadMetadata)
         self._halves |= dict.fromkeys(connector_metadata.split_loads, 2)
