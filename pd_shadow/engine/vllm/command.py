@@ -7,13 +7,16 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from pd_shadow.common.config import Config
-from pd_shadow.engine.vllm import cpu_rig, settings
+from pd_shadow.common.config import Config, ConfigError
+from pd_shadow.engine.vllm import cpu_rig, host_tier, settings
+from pd_shadow.engine.vllm.host_tier import HostTierSettings
 from pd_shadow.engine.vllm.settings import PluginSettings, Role
 
 KV_ROLES: Mapping[Role, str] = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 SCHEDULER = "pd_shadow.engine.vllm.scheduler.ShadowScheduler"
 ASYNC_SCHEDULER = "pd_shadow.engine.vllm.scheduler.ShadowAsyncScheduler"
+# float32: what CPUs compute in, and the same everywhere.
+DTYPE, DTYPE_BYTES = "float32", 4
 
 
 class EngineCommand(Config):
@@ -37,6 +40,8 @@ class EngineCommand(Config):
     max_num_seqs: int = Field(default=32, ge=1)
     kv_lease_seconds: int = Field(default=10, ge=1)
     """How long P keeps handed-out blocks pinned for a D that never comes."""
+    host_tier: HostTierSettings | None = None
+    """Unset: what the KV pool evicts is computed again."""
     plugin: PluginSettings | None = None
     """Unset: a stock engine, which takes shadow work as requests of low priority."""
     cpu_rig: bool = True
@@ -62,15 +67,18 @@ class EngineCommand(Config):
         """The command, run with this very interpreter.
 
         The `vllm` console script cannot be used: it looks up a distribution named vllm, and the CPU build has another
-        name.
+        name. Raises ConfigError for a host tier that would not work for this engine.
         """
+        problems = self.check()
+        if problems:
+            raise ConfigError("\n".join(f"{self.served_name}: {problem}" for problem in problems))
         arguments = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(self.model_dir),
             "--served-model-name", self.served_name,
             "--host", self.host,
             "--port", str(self.port),
-            "--dtype", "float32",
+            "--dtype", DTYPE,
             "--seed", "0",
             "--block-size", str(self.block_size),
             "--num-gpu-blocks-override", str(self.num_gpu_blocks),
@@ -96,6 +104,17 @@ class EngineCommand(Config):
         if transfer is not None:
             arguments += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
         return arguments
+
+    def check(self) -> list[str]:
+        """What is wrong with the host tier for this engine and model, one sentence each; empty when nothing is."""
+        if self.host_tier is None:
+            return []
+        return host_tier.check(
+            self.host_tier,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            bytes_per_token=host_tier.bytes_per_token(self.model_dir, bytes_per_value=DTYPE_BYTES),
+        )
 
     def env(self) -> dict[str, str]:
         """Environment variables to add to the caller's."""
@@ -123,6 +142,14 @@ class EngineCommand(Config):
         return variables
 
     def _kv_transfer(self) -> dict[str, object] | None:
+        nixl = self._nixl()
+        if self.host_tier is None:
+            return nixl
+        if nixl is None:
+            return host_tier.offloading(self.host_tier, cpu_rig=self.cpu_rig)
+        return host_tier.beside_nixl(nixl, self.host_tier, cpu_rig=self.cpu_rig)
+
+    def _nixl(self) -> dict[str, object] | None:
         kv_role = KV_ROLES.get(self.role)
         if kv_role is None:
             return None

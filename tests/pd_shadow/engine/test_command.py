@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pd_shadow.common.config import ConfigError
 from pd_shadow.engine.vllm.command import EngineCommand
 
 
@@ -35,6 +36,30 @@ def test_colocated_needs_no_connector_and_no_side_channel() -> None:
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in built.env()
 
 
+def test_host_tier_sits_beside_nixl_and_keeps_its_settings() -> None:
+    stock = json.loads(option(command(role="decode").argv(), "--kv-transfer-config"))
+    both = json.loads(option(command(role="decode", host_tier={"size_gib": 1}).argv(), "--kv-transfer-config"))
+    host, nixl = both["kv_connector_extra_config"]["connectors"]
+    assert nixl == stock
+    assert host["kv_connector"] == "OffloadingConnector"
+    # vLLM reads these two outside only.
+    assert (both["kv_role"], both["kv_load_failure_policy"]) == ("kv_consumer", "recompute")
+
+
+def test_host_tier_of_a_colocated_instance_is_alone() -> None:
+    argv = command(role="colocated", side_channel_port=None, host_tier={"size_gib": 1}).argv()
+    assert json.loads(option(argv, "--kv-transfer-config"))["kv_connector"] == "OffloadingConnector"
+
+
+def test_a_host_tier_below_one_context_of_the_model_is_refused(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    # 64 KiB of float32 KV per token: a context of 16384 tokens takes 1 GiB.
+    with pytest.raises(ConfigError, match=r"m: host_tier\.size_gib: 0\.9 GiB .* at least 1 GiB"):
+        command(model_dir=tmp_path, host_tier={"size_gib": 0.9}).argv()
+    assert command(model_dir=tmp_path, host_tier={"size_gib": 1}).argv()
+
+
 def test_server_entry_point_and_sizes() -> None:
     argv = command(num_gpu_blocks=256, max_model_len=8192).argv()
     assert argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
@@ -56,6 +81,9 @@ def test_quieting_is_for_cpu_rigs_only() -> None:
         ({"num_gpu_blocks": 8}, "do not hold one context"),
         ({"block_size": 48}, "multiple of 32"),
         ({"typo": 1}, "typo"),
+        ({"host_tier": {"size_gib": 0}}, "host_tier.size_gib"),
+        ({"host_tier": {"size_gib": 1, "eviction": "fifo"}}, "host_tier.eviction"),
+        ({"host_tier": {}}, "host_tier.size_gib"),
     ],
 )
 def test_what_vllm_would_refuse_is_refused_here(changes: dict[str, Any], message: str) -> None:

@@ -214,6 +214,18 @@ class SteppedEngine:
         """Tokens of the request that went through the model, generated ones but the last included."""
         return sum(step.get(request_id, 0) for step in self.steps)
 
+    def metric(self, name: str, **labels: str) -> float:
+        """One of vLLM's Prometheus metrics, summed over the labels not named; of a histogram its sum.
+
+        Zero for a metric nothing was counted in: vLLM makes those of connectors when it first needs them.
+        """
+        found = [metric for metric in self.engine.get_metrics() if metric.name == f"vllm:{name}"]
+        return sum(
+            metric.sum if hasattr(metric, "sum") else metric.value
+            for metric in found
+            if labels.items() <= metric.labels.items()
+        )
+
     def shutdown(self) -> None:
         """Stop connectors and the worker; engines with NIXL need it to end their threads."""
         self.engine.engine_core.shutdown()
