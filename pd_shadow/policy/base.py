@@ -50,7 +50,8 @@ class Batch(NamedTuple):
     now: float
     # Requests wait in the queue, or an admission was blocked by memory.
     waiting: bool
-    # What an instance without requests is held to: a request that arrives now must find this TPOT SLO kept.
+    # T while there are no requests: one that arrives now must find this TPOT SLO kept. With requests, the tightest of
+    # theirs is T; the paper has one T for all.
     tpot_slo: float
     requests: Sequence[RunningRequest]
 
@@ -78,8 +79,10 @@ class Iteration(NamedTuple):
     seconds: float
     # How much longer than without its shadow tokens, as predicted; 0 without any.
     stretch_seconds: float
-    # Only decodes and few enough of them that reading weights and KV, not arithmetic, bounds the time.
+    # Only decodes, not even shadow tokens, and so few that reading weights and KV, not arithmetic, bounds the time.
     memory_bound_decode: bool
+    # The reason of its grant: what was not granted from credit is not paid from it either.
+    reason: StepReason
 
 
 class IterationController(Protocol):

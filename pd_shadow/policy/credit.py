@@ -13,20 +13,43 @@ HARVEST_DELTA = 0.1
 class Credit:
     """Accrues at `delta` times the duration of memory-bound, decode-only iterations; never below 0 or above `cap`.
 
-    What an iteration was stretched by is spent, so that all iterations together last at most 1 + delta times as long.
+    What iterations granted from it were stretched by is spent, so that they and the iterations it was earned in last at
+    most 1 + delta times as long together. An engine that plans an iteration before the last one has ended may spend the
+    same credit twice: it owes the difference, and new credit pays that first.
     """
 
     def __init__(self, delta: float, cap: float = math.inf) -> None:
         self._delta = delta
-        self.cap = cap
-        self.seconds = 0.0
+        self._cap = cap
+        # Below 0: owed.
+        self._balance = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What may be spent now."""
+        return max(0.0, self._balance)
+
+    @property
+    def cap(self) -> float:
+        return self._cap
+
+    @cap.setter
+    def cap(self, cap: float) -> None:
+        self._cap = cap
+        self._balance = min(self._balance, cap)
+
+    def budget(self, iteration_seconds: float) -> Budget:
+        """A budget out of this credit for an iteration that may last so long."""
+        if iteration_seconds <= 0:
+            return Budget.refused(StepReason.NO_BUDGET)
+        return Budget(iteration_seconds, min(self.seconds, iteration_seconds), StepReason.CREDIT)
 
     def ran(self, iteration: Iteration) -> None:
         """Earn or spend for an iteration that has ended."""
-        if iteration.stretch_seconds > 0:
-            self.seconds = max(0.0, self.seconds - iteration.stretch_seconds)
+        if iteration.reason is StepReason.CREDIT:
+            self._balance -= iteration.stretch_seconds
         elif iteration.memory_bound_decode:
-            self.seconds = min(self.cap, self.seconds + self._delta * iteration.seconds)
+            self._balance = min(self._cap, self._balance + self._delta * iteration.seconds)
 
 
 class CreditController:
@@ -43,7 +66,7 @@ class CreditController:
             return Budget.refused(StepReason.WAITING)
         if not batch.requests:
             return Budget.iteration(cap, StepReason.IDLE)
-        return Budget(cap, min(self.credit.seconds, cap), StepReason.CREDIT)
+        return self.credit.budget(cap)
 
     def ran(self, iteration: Iteration) -> None:
         self.credit.ran(iteration)

@@ -11,7 +11,8 @@ class PrefillWindowController:
     """Paper section 3.5: only with an empty queue and while every normal request has TTFT slack.
 
     A prefill instance's requests have no decode to lose time in, so slack is the TTFT slack of the prompts in flight,
-    and a shadow may share an iteration with the last chunk of one.
+    and a shadow may share an iteration with the last chunk of one, but never with a routed call: section 3.4 keeps
+    switch calls from waiting for a shadow, and without decodes there is no credit to pay the wait from.
     """
 
     def __init__(self, *, window_seconds: float = WINDOW_SECONDS, margin: float = MARGIN) -> None:
@@ -24,7 +25,6 @@ class PrefillWindowController:
         if not batch.requests:
             return Budget.iteration(self._window, StepReason.WINDOW)
         if any(request.routed for request in batch.requests):
-            # A switch call never waits for a shadow, not even for the rest of an iteration.
             return Budget.refused(StepReason.NO_BUDGET)
         least = min(slack(batch.now, request, self._margin) for request in batch.requests)
         return Budget.iteration(min(self._window, least), StepReason.SLACK)

@@ -11,6 +11,7 @@ normal request hits it (promotion).
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from typing import Any
 
 CAP_SHARE = 0.25
 """Largest share of the pool (paper section 3.3)."""
@@ -26,13 +27,14 @@ class ShadowCache:
 
     def __init__(self, blocks: Iterable[int], cap: int, cold_seconds: float = COLD_SECONDS) -> None:
         self._unhashed: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
-        # Values are the times the blocks were freed.
+        # Values are the times the blocks were last used; no later block has an earlier one.
         self._shadow: OrderedDict[int, float] = OrderedDict()
         self._normal: OrderedDict[int, float] = OrderedDict()
         self._members: set[int] = set()
         self._cold_seconds = cold_seconds
-        self.cap = cap
-        self._evicted: list[int] = []
+        self._cap = cap
+        # Keys only: in order, and never more of them than there are blocks.
+        self._evicted: dict[int, None] = {}
 
     def __len__(self) -> int:
         """Free blocks."""
@@ -41,6 +43,11 @@ class ShadowCache:
     def __contains__(self, block: int) -> bool:
         """Whether a block is free."""
         return block in self._unhashed or block in self._shadow or block in self._normal
+
+    @property
+    def cap(self) -> int:
+        """Most blocks the class may grow to."""
+        return self._cap
 
     @property
     def size(self) -> int:
@@ -59,41 +66,37 @@ class ShadowCache:
         """Blocks for normal work."""
         if count > len(self):
             raise ValueError(f"{count} blocks asked for, {len(self)} free")
-        taken: list[int] = []
-        for queue in (self._unhashed, self._shadow, self._normal):
-            while len(taken) < count and queue:
-                taken.append(queue.popitem(last=False)[0])
-        for block in self._members.intersection(taken):
-            self._members.discard(block)
-            self._evicted.append(block)
-        return taken
+        taken = _pop(self._unhashed, count)
+        cached = _pop(self._shadow, count - len(taken))
+        cached += _pop(self._normal, count - len(taken) - len(cached))
+        self._members.difference_update(cached)
+        self._evict(cached)
+        return taken + cached
 
-    def room(self, now: float, *, apart_from: Collection[int] = ()) -> int:
+    def room(self, now: float, *, apart_from: Collection[int] = (), most: int | None = None) -> int:
         """How many blocks shadow work may take now; `apart_from` are free blocks that it is about to use as they are.
 
-        Free blocks without content and normal ones gone cold, up to the cap; and the class's own cold blocks.
+        Free blocks without content and normal ones gone cold, up to the cap; and the class's own cold blocks. Counts no
+        further than `most`, which is what makes it cheap in a large pool.
         """
+        most = len(self) if most is None else most
         spared = set(apart_from)
-        grow = sum(block not in spared for block in self._unhashed) if spared else len(self._unhashed)
-        grow += self._count_cold(self._normal, now, spared)
-        growth = max(0, min(grow, self.cap - self.size))
-        return growth + (self._count_cold(self._shadow, now, spared) if self.size <= self.cap else 0)
+        growth = min(most, max(0, self._cap - self.size))
+        unhashed = len(self._unhashed) - sum(block in self._unhashed for block in spared)
+        room = min(growth, unhashed)
+        room += self._count_cold(self._normal, now, spared, growth - room)
+        return room + self._count_cold(self._shadow, now, spared, most - room)
 
     def take_for_shadow(self, count: int, now: float) -> list[int]:
         """Blocks for shadow work, which makes them members; raises ValueError for more than `room` says."""
-        if count > self.room(now):
+        if count > self.room(now, most=count):
             raise ValueError(f"{count} shadow blocks asked for, room for {self.room(now)}")
-        growth = max(0, self.cap - self.size)
-        taken: list[int] = []
-        while len(taken) < min(count, growth) and self._unhashed:
-            taken.append(self._unhashed.popitem(last=False)[0])
+        taken = _pop(self._unhashed, min(count, max(0, self._cap - self.size)))
         # Its own cold blocks before those of normal work: recycling does not make the class larger.
-        while len(taken) < count and self._shadow and self._is_cold(self._shadow, now):
-            block = self._shadow.popitem(last=False)[0]
-            self._evicted.append(block)
-            taken.append(block)
-        while len(taken) < count:
-            taken.append(self._normal.popitem(last=False)[0])
+        cached = _pop(self._shadow, self._count_cold(self._shadow, now, (), count - len(taken)))
+        cached += _pop(self._normal, count - len(taken) - len(cached))
+        self._evict(cached)
+        taken += cached
         self._members.update(taken)
         return taken
 
@@ -116,36 +119,52 @@ class ShadowCache:
         """Cached blocks become the most recently used of their class, in the order given."""
         for block in blocks:
             (self._shadow if block in self._members else self._normal)[block] = now
+        self._shrink()
 
-    def promote(self, blocks: Iterable[int]) -> None:
-        """A normal request hit these blocks: they are normal from now on."""
-        for block in self._members.intersection(blocks):
-            self._members.discard(block)
-            if block in self._shadow:
-                self._normal[block] = self._shadow.pop(block)
+    def promote(self, blocks: Iterable[int], now: float) -> None:
+        """A normal request hit these blocks: they are normal from now on, and free ones were used just now."""
+        for block in blocks:
+            if block in self._members:
+                self._members.discard(block)
+                if block in self._shadow:
+                    del self._shadow[block]
+                    self._normal[block] = now
 
     def set_cap(self, cap: int) -> None:
-        """Change the cap; free members beyond it, least recently used first, leave the class to be reused first."""
-        self.cap = cap
-        while self.size > cap and self._shadow:
-            block, _ = self._shadow.popitem(last=False)
-            self._members.discard(block)
-            self._evicted.append(block)
-            self._unhashed[block] = None
+        """Change the cap; members beyond it leave the class once they are free, the least recently used first.
+
+        They are reused before anything that is cached.
+        """
+        self._cap = cap
+        self._shrink()
 
     def drain_evicted(self) -> list[int]:
-        """Members whose content was given up for other use since the last call."""
-        evicted, self._evicted = self._evicted, []
+        """Blocks whose cached content, shadow or normal, was given up since the last call; each once, oldest first.
+
+        The content of blocks that `set_cap` put out of the class is given up at once: the caller forgets it.
+        """
+        evicted = list(self._evicted)
+        self._evicted.clear()
         return evicted
 
-    def _is_cold(self, queue: OrderedDict[int, float], now: float) -> bool:
-        return now - next(iter(queue.values())) > self._cold_seconds
+    def _shrink(self) -> None:
+        beyond = _pop(self._shadow, max(0, self.size - self._cap))
+        self._members.difference_update(beyond)
+        self._evict(beyond)
+        self._unhashed.update(dict.fromkeys(beyond))
 
-    def _count_cold(self, queue: OrderedDict[int, float], now: float, spared: set[int]) -> int:
+    def _evict(self, blocks: Iterable[int]) -> None:
+        self._evicted.update(dict.fromkeys(blocks))
+
+    def _count_cold(self, queue: OrderedDict[int, float], now: float, spared: Collection[int], most: int) -> int:
         count = 0
         # Oldest first, so the first warm one ends the count.
-        for block, freed in queue.items():
-            if now - freed <= self._cold_seconds:
+        for block, used in queue.items():
+            if count >= most or now - used <= self._cold_seconds:
                 break
             count += block not in spared
         return count
+
+
+def _pop(queue: OrderedDict[int, Any], most: int) -> list[int]:
+    return [queue.popitem(last=False)[0] for _ in range(min(most, len(queue)))]

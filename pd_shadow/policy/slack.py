@@ -50,7 +50,7 @@ class SlackController:
         if not batch.requests:
             return Budget.iteration(cap, StepReason.IDLE)
         if any(request.routed for request in batch.requests):
-            return Budget(cap, min(self.credit.seconds, cap), StepReason.CREDIT)
+            return self.credit.budget(cap)
         least = min(slack(batch.now, request, self._margin) for request in batch.requests)
         return Budget.iteration(min(cap, least), StepReason.SLACK)
 
@@ -77,7 +77,12 @@ def grant(
 
     `seconds_with(n)` predicts the iteration with n shadow tokens in it and must not fall as n grows. `wanted` is what
     the jobs still lack, `room` the tokens of free shadow KV. A job's last tokens may be fewer than the minimum.
+
+    Of several reasons for none, the first of these is named: no work, the budget's own, too few tokens that fit the
+    budget, too little room.
     """
+    if wanted <= 0:
+        return Grant(0, StepReason.NO_WORK)
     if not budget.iteration_seconds:
         return Grant(0, budget.reason)
     limit = min(budget.iteration_seconds, seconds_with(0) + budget.stretch_seconds)
