@@ -618,6 +618,7 @@ class LegFinished(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    COVERED_TOKENS_FIELD_NUMBER: _builtins.int
     leg_id: _builtins.str
     outcome: _common_pb2.LegOutcome.ValueType
     cached_tokens: _builtins.int
@@ -626,6 +627,10 @@ class LegFinished(_message.Message):
     """Seconds the leg took."""
     detail: _builtins.str
     """What went wrong, for the event log; never prompt text."""
+    covered_tokens: _builtins.int
+    """Tokens of the context that the instance holds now, by its own word: an engine with the plugin may cover fewer than
+    it was asked for. Absent: the leg covered all of it.
+    """
     def __init__(
         self,
         *,
@@ -634,12 +639,15 @@ class LegFinished(_message.Message):
         cached_tokens: _builtins.int = ...,
         seconds: _builtins.float = ...,
         detail: _builtins.str = ...,
+        covered_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens", "covered_tokens", b"covered_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "detail", b"detail", "leg_id", b"leg_id", "outcome", b"outcome", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens", "cached_tokens", b"cached_tokens", "covered_tokens", b"covered_tokens", "detail", b"detail", "leg_id", b"leg_id", "outcome", b"outcome", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__covered_tokens: _TypeAlias = _typing.Literal["covered_tokens"]  # noqa: Y015
+    _WhichOneofArgType__covered_tokens: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__covered_tokens) -> _WhichOneofReturnType__covered_tokens | None: ...
 
 Global___LegFinished: _TypeAlias = LegFinished  # noqa: Y015
 
