@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from controller.config import ControllerConfig
 from controller.core.cluster import Begun, CallEnd, Cluster
-from controller.core.effects import CancelLeg, DropSession, StartLeg
+from controller.core.effects import CancelLeg, DropSession, EngineEffect, StartLeg
 from controller.core.instance import Facts, Instance, LoadReport
 from controller.core.registry import Declared
 from controller.core.session import Digest, SessionKey
 from pd_shadow.api.v1 import common_pb2 as common
+from pd_shadow.api.v1 import engine_pb2 as engine
 from pd_shadow.api.v1 import placement_pb2 as pb
 
 BLOCK = 128
@@ -33,6 +35,9 @@ class World:
     legs: dict[str, StartLeg] = field(default_factory=dict)
     cancelled: dict[str, common.ShadowReason.ValueType] = field(default_factory=dict)
     dropped: list[SessionKey] = field(default_factory=list)
+    # What attached engines were told, and the streams they are attached on.
+    told: list[EngineEffect] = field(default_factory=list)
+    streams: dict[str, int] = field(default_factory=dict)
     revisions: Any = field(default_factory=lambda: itertools.count(1))
 
     def pump(self) -> list[StartLeg]:
@@ -48,6 +53,8 @@ class World:
                     self.cancelled[effect.leg_id] = effect.reason
                 case DropSession():
                     self.dropped.append(effect.session)
+                case _:
+                    self.told.append(effect)
         return started
 
     def instance(self, name: str) -> Instance:
@@ -57,6 +64,26 @@ class World:
 
     def healthy(self, name: str, incarnation: str = "1", running: int = 0) -> None:
         self.cluster.observe(self.now, name, facts(incarnation), LoadReport(running=running))
+
+    def attach(
+        self,
+        name: str,
+        incarnation: str = "1",
+        *,
+        hardware: str = "",
+        resident: Sequence[tuple[SessionKey, int]] = (),
+        **more: Any,
+    ) -> None:
+        """An engine with the plugin opens its stream; names are as in `world`."""
+        model, side = name.split("-")
+        role = common.ROLE_PREFILL if side.startswith("p") else common.ROLE_DECODE
+        named = Declared(name, model, role, f"http://{name}", hardware)
+        self.streams[name] = self.cluster.attach(self.now, named, facts(incarnation, **more), resident)
+
+    def beat(self, name: str, *, running: int = 0, waiting: int = 0, **plugin: Any) -> None:
+        """An attached engine's load report."""
+        load = LoadReport(running, waiting, plugin=engine.Load(**plugin))
+        self.cluster.heartbeat(self.now, self.instance(name).ref, self.streams[name], load)
 
     def begin(self, model: str, prompt: int = 1000, session: SessionKey | None = SESSION, **more: Any) -> Begun:
         return self.cluster.begin_call(self.now, GATEWAY, session, model, prompt_tokens=prompt, **more)
@@ -97,10 +124,13 @@ class World:
         leg: StartLeg,
         outcome: common.LegOutcome.ValueType = common.LEG_OUTCOME_DONE,
         cached: int = 0,
+        covered: int | None = None,
     ) -> list[StartLeg]:
         """Report a leg's end; returns the legs that started upon it."""
         self.legs.pop(leg.leg_id)
-        self.cluster.leg_finished(self.now, leg.gateway_id, leg.leg_id, outcome, cached)
+        self.cluster.leg_finished(
+            self.now, leg.gateway_id, leg.leg_id, outcome, cached_tokens=cached, covered_tokens=covered
+        )
         return self.pump()
 
     def run_legs(self) -> list[StartLeg]:
@@ -122,17 +152,24 @@ def world(
     replicas: int = 1,
     connected: bool = True,
     hardware: str = "",
+    plugin: bool = False,
     **config: Any,
 ) -> World:
-    """`replicas` P and D per model, named a-p0, a-d0, …, all ready; one connected dispatcher."""
+    """`replicas` P and D per model, named a-p0, a-d0, …, all ready; one connected dispatcher.
+
+    With `plugin` they attach by themselves, else discovery finds them.
+    """
     cluster = Cluster(ControllerConfig.model_validate(config), epoch="t")
     result = World(cluster)
     for model in models:
         for role, letter in ((common.ROLE_PREFILL, "p"), (common.ROLE_DECODE, "d")):
             for index in range(replicas):
                 name = f"{model}-{letter}{index}"
-                cluster.declare(Declared(name, model, role, f"http://{name}", hardware=hardware))
-                result.healthy(name)
+                if plugin:
+                    result.attach(name, hardware=hardware)
+                else:
+                    cluster.declare(Declared(name, model, role, f"http://{name}", hardware=hardware))
+                    result.healthy(name)
     if connected:
         cluster.dispatcher_connected(0.0, GATEWAY)
     result.pump()
