@@ -154,7 +154,8 @@ class Cluster:
         if limits is not None:
             self._emit(LimitEngine(ref, limits))
         # Always: an earlier life of this controller may have said otherwise.
-        self._emit(PauseEngine(ref, self._engines_paused))
+        instance.paused = self._engines_paused
+        self._emit(PauseEngine(ref, instance.paused))
         self._schedule(now)
         return stream
 
@@ -173,8 +174,11 @@ class Cluster:
         self._now = now
         self._engines_paused = paused
         for instance in self.registry:
+            if not instance.request_level:
+                instance.paused = paused
             if instance.stream:
                 self._emit(PauseEngine(instance.ref, paused))
+        self._schedule(now)
 
     def limit_engines(self, now: float, role: common.Role.ValueType, limits: Limits) -> None:
         """Tell every attached engine of a role, now and later, to run with other settings."""

@@ -125,6 +125,8 @@ class Instance:
     fetch_leg: str | None = None
     # The number of the stream the plugin reports on; 0 while there is none.
     stream: int = 0
+    # Whether the plugin was told to do no shadow work.
+    paused: bool = False
     sessions: int = 0
     prefill_tokens_per_second: float = DEFAULT_PREFILL_TOKENS_PER_SECOND
     gate: LinkGate = field(default_factory=LinkGate)

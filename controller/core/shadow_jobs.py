@@ -266,6 +266,8 @@ class ShadowJobs:
         prefill, decode = job.prefill, job.decode
         if not prefill.ready or (decode is not None and not decode.ready):
             return pb.SHADOW_REASON_NO_INSTANCE
+        if prefill.paused or (decode is not None and decode.paused):
+            return pb.SHADOW_REASON_PAUSED
         chunk = job.next_prefill(self._config.chunk_tokens)
         push = job.next_push(self._config.chunk_tokens) if chunk is None else None
         if chunk is None and push is None:

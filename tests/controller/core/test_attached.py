@@ -487,6 +487,16 @@ def test_settings_reach_the_engines_of_a_role_now_and_when_they_attach() -> None
     assert w.told == [LimitEngine(b1, both), PauseEngine(b1, True), PauseEngine(d1, True)]
 
 
+def test_paused_engines_get_no_legs_until_they_go_on() -> None:
+    w = world(plugin=True)
+    w.cluster.pause_engines(w.now, paused=True)
+    wanted(w, 4096)
+    assert w.pump() == []
+    assert job_reason(w) == "paused"
+    w.cluster.pause_engines(w.now, paused=False)
+    assert len(w.pump()) == 1
+
+
 def test_a_stock_engine_is_told_nothing() -> None:
     w = world()
     w.cluster.pause_engines(w.now, paused=True)
