@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
 from controller.config import ControllerConfig
 from controller.core.call import Call
 from controller.core.coverage import Coverage
-from controller.core.effects import DropSession, Effect, Event
+from controller.core.effects import DropResident, DropSession, Effect, Event, LimitEngine, Limits, PauseEngine
 from controller.core.instance import Facts, Instance, InstanceRef, LoadReport
 from controller.core.ledger import CallLedger, ShadowLedger
 from controller.core.placement import place_decode, place_prefill
@@ -92,6 +93,9 @@ class Cluster:
         # Dispatchers: connected ones, and when the others left.
         self._connected: set[str] = set()
         self._left: dict[str, float] = {}
+        # What engines with the plugin were told, for those that attach later.
+        self._engine_limits: dict[common.Role.ValueType, Limits] = {}
+        self._engines_paused = False
         self._effects: list[Effect] = []
         self._events: deque[Event] = deque(maxlen=config.limits.events_kept)
         self._sequence = itertools.count(1)
@@ -130,12 +134,6 @@ class Cluster:
         """A healthy look at an instance; raises RejectedError for an unknown name or a replaced incarnation."""
         self._now = now
         changes = self.registry.observe(now, name, facts, load)
-        if changes.refused is not None:
-            new, reason, partner = changes.refused
-            message = describe_conflict(new, reason, partner)
-            self._event(
-                admin.EVENT_KIND_INSTANCE_STATE, name, label(common.RejectionReason.DESCRIPTOR, reason), message
-            )
         self._apply(changes)
         return changes
 
@@ -145,6 +143,73 @@ class Cluster:
         changes = self.registry.miss(now, name, refused=refused)
         self._apply(changes)
         return changes
+
+    # Engines with the plugin, each on a stream of its own.
+
+    def attach(self, now: float, named: Declared, facts: Facts, resident: Sequence[tuple[SessionKey, int]] = ()) -> int:
+        """An engine opened a stream, and holds so many tokens of these sessions; returns the stream's number.
+
+        Raises RejectedError for a replaced incarnation, another model or role than known, and a partner it cannot
+        exchange KV with.
+        """
+        self._now = now
+        changes, stream = self.registry.attach(now, named, facts)
+        self._apply(changes)
+        if changes.refused is not None:
+            new, reason, partner = changes.refused
+            raise RejectedError(reason, describe_conflict(new, reason, partner), field="hello")
+        ref = InstanceRef(named.name, facts.incarnation)
+        instance = self.registry.attached(ref, stream)
+        self.generation += 1
+        for key, tokens in resident:
+            session = self.sessions.admit(now, key)
+            if session is not None:
+                self.coverage.restore(session.binding(instance.model), instance, tokens)
+        limits = self._engine_limits.get(instance.role)
+        if limits is not None:
+            self._emit(LimitEngine(ref, limits))
+        # Always: an earlier life of this controller may have said otherwise.
+        instance.paused = self._engines_paused
+        self._emit(PauseEngine(ref, instance.paused))
+        self._schedule(now)
+        return stream
+
+    def heartbeat(self, now: float, ref: InstanceRef, stream: int, load: LoadReport) -> None:
+        """An attached engine's load; raises RejectedError when its stream no longer counts."""
+        self._now = now
+        self._apply(self.registry.heartbeat(now, ref, stream, load))
+
+    def detach(self, now: float, ref: InstanceRef, stream: int) -> None:
+        """A stream ended."""
+        self._now = now
+        self._apply(self.registry.detach(ref, stream))
+
+    def pause_engines(self, now: float, *, paused: bool) -> None:
+        """Tell every attached engine, now and later, to do no shadow work, or to do it again."""
+        self._now = now
+        self._engines_paused = paused
+        for instance in self.registry:
+            if not instance.request_level:
+                instance.paused = paused
+            if instance.stream:
+                self._emit(PauseEngine(instance.ref, paused))
+        self._schedule(now)
+
+    def limit_engines(self, now: float, role: common.Role.ValueType, limits: Limits) -> None:
+        """Tell every attached engine of a role, now and later, to run with other settings."""
+        self._now = now
+        self._engine_limits[role] = self._engine_limits.get(role, Limits()).overlaid(limits)
+        for instance in self.registry:
+            if instance.stream and instance.role == role:
+                self._emit(LimitEngine(instance.ref, limits))
+
+    def progressed(self, now: float, ref: InstanceRef, key: SessionKey, tokens: int) -> None:
+        """An attached engine says how far a session's shadow leg on it has come."""
+        self._now = now
+        instance = self.registry.live(ref)
+        job = self.jobs.get(key, instance.model) if instance is not None else None
+        if instance is not None and job is not None:
+            self.jobs.progressed(job, instance, tokens)
 
     def shrunk(self, now: float, ref: InstanceRef, key: SessionKey | None, tokens: int) -> None:
         """An instance evicted part of a session's context, or of every session's (`key` None)."""
@@ -157,6 +222,9 @@ class Cluster:
             binding = touched.bindings.get(instance.model)
             if binding is not None:
                 self.coverage.shrink(binding, instance, tokens)
+            job = self.jobs.get(touched.key, instance.model)
+            if job is not None:
+                self.jobs.shrunk(job, instance, tokens)
         self._schedule(now)
 
     # Calls.
@@ -302,10 +370,11 @@ class Cluster:
         outcome: common.LegOutcome.ValueType,
         cached_tokens: int = 0,
         detail: str = "",
+        covered_tokens: int | None = None,
     ) -> None:
-        """A dispatcher's word on how a leg ended."""
+        """A dispatcher's word on how a leg ended; `covered_tokens` if the engine says what it holds now."""
         self._now = now
-        self.jobs.finished(now, leg_id, gateway_id, outcome, cached_tokens, detail)
+        self.jobs.finished(now, leg_id, gateway_id, outcome, cached_tokens, covered_tokens, detail)
         self._schedule(now)
 
     def set_shadow_policy(self, now: float, policy: ShadowPolicy) -> None:
@@ -353,6 +422,7 @@ class Cluster:
         """Whatever is due: silent legs, lost gateways, overdue calls, idle sessions, retries."""
         self._now = now
         self.jobs.tick(now)
+        self._apply(self.registry.tick(now))
         limits = self.config.limits
         for gateway_id, since in list(self._left.items()):
             if now - since >= limits.gateway_grace_seconds:
@@ -384,6 +454,14 @@ class Cluster:
         return call
 
     def _apply(self, changes: Changes) -> None:
+        if changes.refused is not None:
+            new, refusal, partner = changes.refused
+            self._event(
+                admin.EVENT_KIND_INSTANCE_STATE,
+                new.name,
+                label(common.RejectionReason.DESCRIPTOR, refusal),
+                describe_conflict(new, refusal, partner),
+            )
         for instance in changes.state_changed:
             self.generation += 1
             state = label(common.InstanceState.DESCRIPTOR, instance.state)
@@ -420,7 +498,12 @@ class Cluster:
 
     def _forget(self, now: float, session: Session) -> None:
         reason = common.SHADOW_REASON_FORGOTTEN
-        self.jobs.drop(now, session.key, list(self.registry.models()), reason)
+        self.jobs.drop(now, session.key, list(session.bindings), reason)
+        for binding in session.bindings.values():
+            for ref in dict.fromkeys((binding.prefill, binding.decode)):
+                instance = self.registry.live(ref)
+                if instance is not None and instance.stream:
+                    self._emit(DropResident(instance.ref, session.key))
         self.coverage.forget(session)
         self.sessions.remove(session.key)
         self._emit(DropSession(session.gateway_id, session.key, reason))

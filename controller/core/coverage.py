@@ -111,6 +111,22 @@ class Coverage:
         if binding.prefill == instance.ref:
             self._keep_prefill(binding, kept, pb.SHADOW_REASON_EVICTED)
 
+    def restore(self, binding: Binding, instance: Instance, tokens: int) -> None:
+        """An instance that attached holds `tokens` that nothing here knows of; bound sides know better.
+
+        They are nobody's shadow work as far as this ledger goes, and count as if a call had left them.
+        """
+        kept = whole_blocks(tokens, instance.facts.block_size)
+        if not kept:
+            return
+        if instance.role == pb.ROLE_DECODE:
+            if binding.decode is None:
+                self.bind_decode(binding, instance)
+                binding.decode_tokens = kept
+        elif binding.prefill is None:
+            self.bind_prefill(binding, instance)
+            binding.prefill_tokens = binding.normal_tokens = kept
+
     def forget(self, session: Session) -> None:
         """Give up everything a session holds."""
         for binding in session.bindings.values():

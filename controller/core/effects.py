@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from controller.core.instance import Instance
+from controller.core.instance import Instance, InstanceRef
 from controller.core.session import SessionKey
 from pd_shadow.api.v1 import common_pb2 as pb
 
@@ -20,6 +21,7 @@ class StartLeg:
     revision: int
     upto_tokens: int
     deadline_seconds: float
+    switch_probability: float
     normal_priority: bool = False
 
 
@@ -37,7 +39,56 @@ class DropSession:
     reason: pb.ShadowReason.ValueType
 
 
-Effect = StartLeg | CancelLeg | DropSession
+@dataclass(frozen=True)
+class Limits:
+    """Settings of the plugin; None leaves one as it is. Shares and rates are 0 to 1."""
+
+    # The plugin's own name for who decides, such as harvest-slo.
+    controller: str | None = None
+    cap_share: float | None = None
+    minimum_tokens: int | None = None
+    window_seconds: float | None = None
+    beta: float | None = None
+    margin: float | None = None
+    routed_delta: float | None = None
+    harvest_delta: float | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What is not None, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def overlaid(self, newer: Limits) -> Limits:
+        """These limits, where `newer` says nothing."""
+        return replace(self, **newer.given())
+
+
+@dataclass(frozen=True)
+class PauseEngine:
+    """To an attached instance: no shadow work, or shadow work again."""
+
+    instance: InstanceRef
+    paused: bool
+
+
+@dataclass(frozen=True)
+class LimitEngine:
+    """To an attached instance: other settings."""
+
+    instance: InstanceRef
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class DropResident:
+    """To an attached instance: a session it holds shadow KV of is forgotten."""
+
+    instance: InstanceRef
+    session: SessionKey
+
+
+GatewayEffect = StartLeg | CancelLeg | DropSession
+EngineEffect = PauseEngine | LimitEngine | DropResident
+Effect = GatewayEffect | EngineEffect
 
 
 @dataclass(frozen=True)

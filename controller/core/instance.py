@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.api.v1 import engine_pb2 as engine
 from transfer.gate import LinkGate
 from transfer.ledger import LinkLedger
 
@@ -76,11 +77,18 @@ class Facts:
     block_size: int
     hash_algorithm: str = ""
     max_context_tokens: int = 0
+    # Of an engine with the plugin.
+    plugin_version: str = ""
+    vllm_version: str = ""
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What an instance says about itself again and again."""
+    """What an instance says about itself again and again.
+
+    A stock engine counts shadow legs among its requests; the plugin counts normal requests only, and says so in its
+    own report.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -88,6 +96,8 @@ class LoadReport:
     # Since the engine started: transfers that failed under D, exports on P that no D came for.
     failed_transfers: int = 0
     expired_exports: int = 0
+    # The whole report of an engine with the plugin.
+    plugin: engine.Load | None = None
 
 
 @dataclass(eq=False)
@@ -110,14 +120,19 @@ class Instance:
     # Normal calls by id: prompt tokens not computed yet (P), or their presence alone (D).
     prefill_calls: dict[str, int] = field(default_factory=dict)
     decode_calls: set[str] = field(default_factory=set)
-    # The shadow leg in flight, prefill or export; one at most.
-    shadow_leg: str | None = None
+    # The prefill and export legs in flight by id; one at most on a stock engine.
+    shadow_legs: dict[str, pb.LegKind.ValueType] = field(default_factory=dict)
     fetch_leg: str | None = None
+    # The number of the stream the plugin reports on; 0 while there is none.
+    stream: int = 0
+    # Whether the plugin was told to do no shadow work.
+    paused: bool = False
     sessions: int = 0
     prefill_tokens_per_second: float = DEFAULT_PREFILL_TOKENS_PER_SECOND
     gate: LinkGate = field(default_factory=LinkGate)
     link: LinkLedger = field(init=False)
     _own_peak: int = 0
+    _fetched_since_report: int = 0
     foreign_requests: int = 0
     # Calls that were in their prefill phase here at the last report.
     _reported_calls: frozenset[str] = frozenset()
@@ -164,6 +179,14 @@ class Instance:
         """Whether anything normal runs here, by this controller's count or by the engine's own."""
         return bool(self.prefill_calls or self.decode_calls or self.foreign_requests)
 
+    @property
+    def shadow_room_tokens(self) -> int | None:
+        """Tokens of KV that shadow work may take here, by the last report and what was sent since; None if unknown."""
+        report = self.load.plugin
+        if report is None or not report.HasField("shadow_room_tokens"):
+            return None
+        return max(0, report.shadow_room_tokens - self._fetched_since_report)
+
     def settled_gate(self, now: float) -> LinkGate:
         """The inbound link's gate for a change of state, the time until now booked under the old state."""
         self.link.settle(now)
@@ -182,9 +205,14 @@ class Instance:
         Comparing with the peak keeps a request that ended just before the report from passing for somebody else's.
         """
         self.load = load
+        self._fetched_since_report = 0
         self.foreign_requests = max(0, load.running + load.waiting - max(self._own_peak, self._own_requests()))
         self._own_peak = self._own_requests()
         self._reported_calls = frozenset(self.prefill_calls)
+
+    def note_fetch(self, tokens: int) -> None:
+        """A fetch of `tokens` started: its room is taken before the next report says so."""
+        self._fetched_since_report += tokens
 
     def note_own_requests(self) -> None:
         """Remember the peak of own requests; call after placing anything here."""
@@ -197,7 +225,7 @@ class Instance:
             self.prefill_tokens_per_second += SPEED_WEIGHT * (speed - self.prefill_tokens_per_second)
 
     def _own_requests(self) -> int:
-        legs = (self.shadow_leg is not None) + (self.fetch_leg is not None)
+        legs = 0 if self.load.plugin is not None else len(self.shadow_legs) + (self.fetch_leg is not None)
         return self.calls + legs
 
 

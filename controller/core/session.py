@@ -36,7 +36,7 @@ class Binding:
     # Tokens of the context in whole blocks that each side holds.
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    # The part of prefill_tokens that calls put there themselves.
+    # The part of prefill_tokens that calls put there themselves, or that was there before this controller.
     normal_tokens: int = 0
     # Tokens that shadow legs computed and no call has used yet.
     shadow_resident: int = 0
@@ -116,6 +116,12 @@ class Sessions:
             if candidate is not session and not candidate.calls_in_flight:
                 evicted.append(candidate)
         return session, evicted
+
+    def admit(self, now: float, key: SessionKey) -> Session | None:
+        """The session as it is, or made if there is room; for one that an instance still holds something of."""
+        if key in self._sessions or len(self._sessions) >= self._max:
+            return self._sessions.get(key)
+        return self.touch(now, key)[0]
 
     def expired(self, now: float) -> list[Session]:
         """Sessions idle for too long, oldest first."""

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from controller.core.instance import Instance
@@ -85,6 +85,17 @@ class Leg:
     chunk: Chunk
     deadline: float
     cancelled: bool = False
+    # How far the instance has come by its own reports, and how much of that is in the coverage already.
+    covered: int = field(init=False)
+    booked: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.covered = self.booked = self.chunk.start
+
+    def cut_back(self, kept: int) -> None:
+        """The history was rewritten after `kept` tokens, in whole blocks: the leg is about nothing beyond."""
+        self.chunk = Chunk(min(self.chunk.start, kept), min(self.chunk.end, kept))
+        self.covered, self.booked = min(self.covered, kept), min(self.booked, kept)
 
 
 @dataclass(eq=False)

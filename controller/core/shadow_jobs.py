@@ -1,8 +1,12 @@
-"""All shadow jobs: retargeting, legs, and the request-level schedule.
+"""All shadow jobs: retargeting, legs, and their schedule.
 
 Admission (paper sections 3.1 and 3.5, at request level): jobs run in order of switch probability; one shadow leg per P
 and only while P has no normal work; exports and fetches only while D's inbound link carries no normal transfer. On a
 colocated instance there is the prefill leg alone, while nothing waits there (appendix D.1).
+
+An instance with the plugin decides inside every iteration what a leg gets, so its legs start beside normal work, a few
+at a time, and stay when more arrives. Pushes are sized to the room that D reports. Such engines may cover less than
+asked.
 """
 
 from __future__ import annotations
@@ -19,12 +23,15 @@ from controller.core.session import Session, SessionKey
 from controller.core.shadow_job import JobInput, JobState, Leg, ShadowJob
 from controller.core.shadow_policy import ShadowPolicy
 from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.common.reasons import label
 from pd_shadow.policy import request_harvest
-from transfer.chunks import Chunk
+from transfer.chunks import Chunk, whole_blocks
 from transfer.gate import GateState
 
 # A dispatcher that reports nothing for this long past a leg's deadline has lost it.
 REPORT_GRACE_SECONDS = 2.0
+# Prefill legs on a P with the plugin: one to work on, one to follow it without a gap.
+PLUGIN_PREFILL_LEGS = 2
 
 _HARVEST_REASON = {
     verdict: pb.ShadowReason.Value(f"SHADOW_REASON_{verdict.name}")
@@ -126,11 +133,15 @@ class ShadowJobs:
             return
         block_size = job.prefill.facts.block_size
         limit = job.prefill.facts.max_context_tokens
+        cut = job.leg if job.leg is not None and kept_tokens < job.leg.chunk.end else None
+        if cut is not None:
+            self._book(job, cut)
         held = job.binding.prefill_tokens
         lost = self._coverage.cut_back(job.binding, kept_tokens, block_size)
         if lost:
             self._note(job, pb.SHADOW_REASON_CUT_BACK, f"{held} tokens cut back to {job.binding.prefill_tokens}")
-        if job.leg is not None and kept_tokens < job.leg.chunk.end:
+        if cut is not None:
+            cut.cut_back(whole_blocks(kept_tokens, block_size))
             self.cancel(job, pb.SHADOW_REASON_CUT_BACK)
         job.revision = revision
         job.target_tokens = tokens
@@ -148,14 +159,17 @@ class ShadowJobs:
     def preempt(self, instance: Instance) -> None:
         """Normal work arrived: prefill legs here and on the same hardware give way; an export is short and ends.
 
-        Eager legs stay: they are requests like any other.
+        Eager legs stay: they are requests like any other. An engine with the plugin makes way within an iteration, by
+        itself, and for engines on its hardware too.
         """
         if self._policy.eager:
             return
         for taken in (instance, *self._neighbours(instance)):
-            entry = self._legs.get(taken.shadow_leg or "")
-            if entry is not None and entry[1].kind == pb.LEG_KIND_PREFILL:
-                self.cancel(entry[0], pb.SHADOW_REASON_PREEMPTED)
+            if not taken.request_level:
+                continue
+            for leg_id, kind in taken.shadow_legs.items():
+                if kind == pb.LEG_KIND_PREFILL:
+                    self.cancel(self._legs[leg_id][0], pb.SHADOW_REASON_PREEMPTED)
 
     def cancel(self, job: ShadowJob, reason: pb.ShadowReason.ValueType) -> None:
         """Ask the dispatcher to stop the leg; what it holds is given back when the dispatcher says that it stopped."""
@@ -190,27 +204,47 @@ class ShadowJobs:
         gateway_id: str,
         outcome: pb.LegOutcome.ValueType,
         cached_tokens: int,
+        covered_tokens: int | None,
         detail: str,
     ) -> None:
-        """A dispatcher's word on how a leg ended; too late for a leg that was given up."""
+        """A dispatcher's word on how a leg ended; too late for a leg that was given up.
+
+        `covered_tokens` is the instance's word on what it holds, None where a finished leg covers what was asked.
+        """
         entry = self._legs.get(leg_id)
         if entry is None or entry[1].gateway_id != gateway_id:
             return
         job, leg = entry
         self._calls.legs[job.model, leg.kind, outcome] += 1
-        done = outcome == pb.LEG_OUTCOME_DONE
-        self._release(now, job, leg, keep_link=done and leg.kind == pb.LEG_KIND_EXPORT)
-        if done:
-            if leg.kind != pb.LEG_KIND_EXPORT:
-                # An export alone proves nothing: a fetch that keeps failing must not pin P's blocks every half second.
-                job.failures = 0
-            self._done(now, job, leg, cached_tokens)
-        elif outcome in (pb.LEG_OUTCOME_CANCELLED, pb.LEG_OUTCOME_STALE):
-            job.cancelled_prefill |= leg.kind == pb.LEG_KIND_PREFILL
-            job.apply(JobInput.LEG_CANCELLED)
+        if outcome == pb.LEG_OUTCOME_DONE:
+            self._done(now, job, leg, cached_tokens, covered_tokens)
         else:
-            self._back_off(now, job, pb.LegOutcome.Name(outcome), detail)
+            self._book(job, leg)
+            self._release(now, job, leg)
+            if outcome in (pb.LEG_OUTCOME_CANCELLED, pb.LEG_OUTCOME_STALE):
+                job.cancelled_prefill |= leg.kind == pb.LEG_KIND_PREFILL
+                job.apply(JobInput.LEG_CANCELLED)
+            else:
+                self._back_off(now, job, pb.SHADOW_REASON_BACKOFF, pb.LegOutcome.Name(outcome), detail)
         self._settle(job)
+
+    def progressed(self, job: ShadowJob, instance: Instance, tokens: int) -> None:
+        """The instance says how far the job's leg on it has come."""
+        leg = job.leg
+        if leg is not None and leg.instance is instance and leg.kind != pb.LEG_KIND_EXPORT:
+            covered = min(whole_blocks(tokens, instance.facts.block_size), leg.chunk.end)
+            leg.covered = max(leg.covered, covered)
+
+    def shrunk(self, job: ShadowJob, instance: Instance, tokens: int) -> None:
+        """The instance holds no more than `tokens` of the context.
+
+        A warm job stays closed until the session's next call or rendering: what was evicted for want of room would only
+        push out what another job has there.
+        """
+        if job.leg is not None and job.leg.instance is instance:
+            job.leg.covered = max(job.leg.booked, min(job.leg.covered, tokens))
+        elif job.state is JobState.WAITING and self._missing(job):
+            job.reason = pb.SHADOW_REASON_EVICTED
 
     def tick(self, now: float) -> None:
         """Give up legs whose dispatcher has gone silent."""
@@ -218,8 +252,9 @@ class ShadowJobs:
             if now >= leg.deadline + REPORT_GRACE_SECONDS:
                 self._calls.legs[job.model, leg.kind, pb.LEG_OUTCOME_TIMED_OUT] += 1
                 self._emit(CancelLeg(leg.gateway_id, leg.leg_id, pb.SHADOW_REASON_BACKOFF))
+                self._book(job, leg)
                 self._release(now, job, leg)
-                self._back_off(now, job, "no report", "")
+                self._back_off(now, job, pb.SHADOW_REASON_BACKOFF, "no report", "")
                 self._settle(job)
 
     def abort_on(self, now: float, instance: Instance, reason: pb.ShadowReason.ValueType) -> None:
@@ -250,15 +285,21 @@ class ShadowJobs:
         prefill, decode = job.prefill, job.decode
         if not prefill.ready or (decode is not None and not decode.ready):
             return pb.SHADOW_REASON_NO_INSTANCE
+        if prefill.paused or (decode is not None and decode.paused):
+            return pb.SHADOW_REASON_PAUSED
         chunk = job.next_prefill(self._config.chunk_tokens)
         push = job.next_push(self._config.chunk_tokens) if chunk is None else None
         if chunk is None and push is None:
             return pb.SHADOW_REASON_WARM
-        if push is not None and decode is not None and decode.gate.state is not GateState.OPEN:
-            return _GATE_REASON[decode.gate.state]
-        verdict = self._admission(prefill)
-        if verdict is not request_harvest.Verdict.ADMIT:
-            return _HARVEST_REASON[verdict]
+        if push is not None and decode is not None:
+            if decode.gate.state is not GateState.OPEN:
+                return _GATE_REASON[decode.gate.state]
+            push = _fit(push, decode)
+            if push is None:
+                return pb.SHADOW_REASON_NO_ROOM
+        held_back = self._held_back(prefill, prefilling=chunk is not None)
+        if held_back:
+            return held_back
         if chunk is not None:
             job.apply(JobInput.START_PREFILL)
             self._start(now, job, pb.LEG_KIND_PREFILL, prefill, gateway, chunk)
@@ -268,8 +309,22 @@ class ShadowJobs:
             self._start(now, job, pb.LEG_KIND_EXPORT, prefill, gateway, push)
         return pb.SHADOW_REASON_RUNNING
 
+    def _held_back(self, instance: Instance, *, prefilling: bool) -> pb.ShadowReason.ValueType:
+        """Why a P or colocated instance takes no leg now, prefill or export."""
+        if not instance.request_level:
+            if not prefilling:
+                return _NONE
+            if sum(kind == pb.LEG_KIND_PREFILL for kind in instance.shadow_legs.values()) >= PLUGIN_PREFILL_LEGS:
+                return pb.SHADOW_REASON_PREFILL_TAKEN
+            room = instance.shadow_room_tokens
+            # Without room a leg would only keep the next job from its place.
+            return pb.SHADOW_REASON_NO_ROOM if room is not None and room < instance.facts.block_size else _NONE
+        verdict = self._admission(instance)
+        return _NONE if verdict is request_harvest.Verdict.ADMIT else _HARVEST_REASON[verdict]
+
     def _admission(self, instance: Instance) -> request_harvest.Verdict:
-        legs = int(instance.shadow_leg is not None)
+        """The request-level rule of a stock engine."""
+        legs = len(instance.shadow_legs)
         if self._policy.eager:
             return request_harvest.admit_eager(legs)
         neighbour_busy = any(neighbour.busy for neighbour in self._neighbours(instance))
@@ -297,8 +352,9 @@ class ShadowJobs:
         leg = Leg(f"leg-{next(self._ids)}", kind, instance, gateway, job.revision, chunk, now + seconds)
         if kind == pb.LEG_KIND_FETCH:
             instance.fetch_leg = leg.leg_id
+            instance.note_fetch(chunk.tokens)
         else:
-            instance.shadow_leg = leg.leg_id
+            instance.shadow_legs[leg.leg_id] = kind
         instance.note_own_requests()
         job.leg = leg
         self._legs[leg.leg_id] = (job, leg)
@@ -313,35 +369,67 @@ class ShadowJobs:
                 leg.revision,
                 chunk.end,
                 seconds,
+                job.probability,
                 normal_priority=self._policy.eager,
             )
         )
 
-    def _done(self, now: float, job: ShadowJob, leg: Leg, cached_tokens: int) -> None:
-        job.apply(JobInput.LEG_DONE)
-        upto = leg.chunk.end
+    def _done(self, now: float, job: ShadowJob, leg: Leg, cached_tokens: int, covered_tokens: int | None) -> None:
+        """The engine answered: book what it holds now, and go on, or back off when that is nothing new."""
+        start, upto = leg.chunk
+        if covered_tokens is not None:
+            upto = min(upto, whole_blocks(covered_tokens, leg.instance.facts.block_size))
+        # An export about a rewritten history must not be fetched.
+        fetches = leg.kind == pb.LEG_KIND_EXPORT and upto > start and not leg.cancelled
+        self._release(now, job, leg, keep_link=fetches)
+        if upto < (leg.chunk.end if leg.kind == pb.LEG_KIND_EXPORT else start):
+            self._coverage.shrink(job.binding, leg.instance, upto)
         if leg.kind == pb.LEG_KIND_PREFILL:
             # Blocks a cancelled predecessor left behind are found cached, and are shadow work all the same.
-            found = leg.chunk.start if job.cancelled_prefill else cached_tokens
+            found = start if job.cancelled_prefill else cached_tokens
             job.cancelled_prefill = False
-            self._coverage.prefill_leg_done(job.binding, leg.instance, upto, max(0, upto - found))
-        elif leg.kind == pb.LEG_KIND_EXPORT and job.decode is not None:
+            computed = upto - (found if leg.booked == start else max(found, leg.booked))
+            self._coverage.prefill_leg_done(job.binding, leg.instance, upto, max(0, computed))
+        elif leg.kind == pb.LEG_KIND_FETCH:
+            self._coverage.fetch_leg_done(job.binding, leg.instance, upto)
+        if fetches and job.decode is not None:
+            # An export alone proves nothing: a fetch that keeps failing must not pin P's blocks every half second.
+            job.apply(JobInput.LEG_DONE)
             job.apply(JobInput.START_FETCH)
             self._start(now, job, pb.LEG_KIND_FETCH, job.decode, leg.gateway_id, leg.chunk)
+        elif upto > start and leg.kind != pb.LEG_KIND_EXPORT:
+            job.failures = 0
+            job.apply(JobInput.LEG_DONE)
+        elif leg.cancelled:
+            job.apply(JobInput.LEG_CANCELLED)
         else:
-            self._coverage.fetch_leg_done(job.binding, leg.instance, upto)
+            what = f"{label(pb.LegKind.DESCRIPTOR, leg.kind)} to {leg.chunk.end} tokens covers {upto}"
+            self._back_off(now, job, pb.SHADOW_REASON_NO_PROGRESS, what, "")
 
-    def _back_off(self, now: float, job: ShadowJob, what: str, detail: str) -> None:
+    def _book(self, job: ShadowJob, leg: Leg) -> None:
+        """Book what the instance said it covered of a leg that has not ended well, or that is cut back."""
+        new = leg.covered - leg.booked
+        if new <= 0:
+            return
+        leg.booked = leg.covered
+        job.failures = 0
+        if leg.kind == pb.LEG_KIND_PREFILL:
+            self._coverage.prefill_leg_done(job.binding, leg.instance, leg.covered, new)
+        else:
+            self._coverage.fetch_leg_done(job.binding, leg.instance, leg.covered)
+
+    def _back_off(self, now: float, job: ShadowJob, reason: pb.ShadowReason.ValueType, what: str, detail: str) -> None:
         job.failures += 1
         wait = min(self._config.backoff_seconds * 2 ** (job.failures - 1), self._config.max_backoff_seconds)
         job.retry_at = now + wait
         job.apply(JobInput.LEG_FAILED)
-        job.reason = pb.SHADOW_REASON_BACKOFF
-        self._note(job, pb.SHADOW_REASON_BACKOFF, f"{what}; next try in {wait:g} s. {detail}".strip())
+        job.reason = reason
+        self._note(job, reason, f"{what}; next try in {wait:g} s. {detail}".strip())
 
     def _abort(self, now: float, job: ShadowJob, leg: Leg, reason: pb.ShadowReason.ValueType) -> None:
         self._calls.legs[job.model, leg.kind, pb.LEG_OUTCOME_CANCELLED] += 1
         self._emit(CancelLeg(leg.gateway_id, leg.leg_id, reason))
+        self._book(job, leg)
         self._release(now, job, leg)
         job.apply(JobInput.LEG_CANCELLED)
         job.reason = reason
@@ -353,7 +441,7 @@ class ShadowJobs:
         if leg.kind == pb.LEG_KIND_FETCH:
             leg.instance.fetch_leg = None
         else:
-            leg.instance.shadow_leg = None
+            del leg.instance.shadow_legs[leg.leg_id]
         if leg.kind in (pb.LEG_KIND_EXPORT, pb.LEG_KIND_FETCH) and not keep_link and job.decode is not None:
             job.decode.settled_gate(now).end_shadow()
 
@@ -367,7 +455,7 @@ class ShadowJobs:
         """Keep the set of open jobs: those that could take a leg when something gets free."""
         if job.state is JobState.IDLE and not job.suspended and job.target_tokens:
             job.apply(JobInput.TARGET)
-        missing = job.next_prefill(self._config.chunk_tokens) or job.next_push(self._config.chunk_tokens)
+        missing = self._missing(job)
         waits = job.state in (JobState.WAITING, JobState.BACKOFF) and not job.suspended
         if waits and missing:
             self._open[job] = None
@@ -376,6 +464,9 @@ class ShadowJobs:
             if waits and not missing:
                 job.reason = pb.SHADOW_REASON_WARM
 
+    def _missing(self, job: ShadowJob) -> Chunk | None:
+        return job.next_prefill(self._config.chunk_tokens) or job.next_push(self._config.chunk_tokens)
+
     @staticmethod
     def _touches(job: ShadowJob, leg: Leg, instance: Instance) -> bool:
         return leg.instance is instance or (leg.kind != pb.LEG_KIND_PREFILL and job.decode is instance)
@@ -383,3 +474,12 @@ class ShadowJobs:
 
 def _has_live_decode(job: ShadowJob) -> bool:
     return job.prefill.colocated or (job.decode is not None and job.decode.alive)
+
+
+def _fit(push: Chunk, decode: Instance) -> Chunk | None:
+    """The part of a push that D has room for, in whole blocks; None when that is not one block."""
+    room = decode.shadow_room_tokens
+    if room is None:
+        return push
+    fits = whole_blocks(min(room, push.tokens), decode.facts.block_size)
+    return Chunk(push.start, push.start + fits) if fits else None

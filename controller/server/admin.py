@@ -204,7 +204,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             request_level=instance.request_level,
             calls_in_flight=instance.calls,
             pending_prefill_tokens=instance.pending_prefill_tokens,
-            shadow_legs=int(instance.shadow_leg is not None) + int(instance.fetch_leg is not None),
+            shadow_legs=len(instance.shadow_legs) + int(instance.fetch_leg is not None),
             reported_running=instance.load.running,
             reported_waiting=instance.load.waiting,
             kv_usage=instance.load.kv_usage,
@@ -213,6 +213,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             failed_transfers=instance.load.failed_transfers,
             expired_exports=instance.load.expired_exports,
             hardware=instance.hardware,
+            plugin=convert.plugin(instance),
             last_seen=self._time(instance.last_seen),
         )
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from controller.core.cluster import ShadowTarget
-from controller.core.effects import CancelLeg, DropSession, Effect, StartLeg
+from controller.core.effects import (
+    CancelLeg,
+    DropResident,
+    DropSession,
+    EngineEffect,
+    GatewayEffect,
+    LimitEngine,
+    PauseEngine,
+    StartLeg,
+)
 from controller.core.instance import Instance, InstanceRef
 from controller.core.placement import Placed
 from controller.core.session import SessionKey
 from controller.core.shadow_policy import ShadowPolicy
 from pd_shadow.api.v1 import admin_pb2 as admin
 from pd_shadow.api.v1 import common_pb2 as common
+from pd_shadow.api.v1 import engine_pb2 as engine
 from pd_shadow.api.v1 import placement_pb2 as pb
 from pd_shadow.common.reasons import label
 
@@ -66,7 +76,7 @@ def cluster_instance(instance: Instance) -> pb.ClusterInstance:
     )
 
 
-def work(effect: Effect) -> pb.WatchShadowWorkResponse:
+def work(effect: GatewayEffect) -> pb.WatchShadowWorkResponse:
     match effect:
         case StartLeg():
             return pb.WatchShadowWorkResponse(
@@ -80,6 +90,7 @@ def work(effect: Effect) -> pb.WatchShadowWorkResponse:
                     upto_tokens=effect.upto_tokens,
                     deadline_seconds=effect.deadline_seconds,
                     normal_priority=effect.normal_priority,
+                    switch_probability=effect.switch_probability,
                 )
             )
         case CancelLeg():
@@ -88,6 +99,29 @@ def work(effect: Effect) -> pb.WatchShadowWorkResponse:
             return pb.WatchShadowWorkResponse(
                 session_dropped=pb.SessionDropped(session=session_key(effect.session), reason=effect.reason)
             )
+
+
+def directive(effect: EngineEffect) -> engine.AttachResponse:
+    match effect:
+        case PauseEngine(paused=True):
+            return engine.AttachResponse(pause_shadow=engine.PauseShadow())
+        case PauseEngine():
+            return engine.AttachResponse(resume_shadow=engine.ResumeShadow())
+        case LimitEngine():
+            return engine.AttachResponse(set_limits=engine.SetLimits(**effect.limits.given()))
+        case DropResident():
+            return engine.AttachResponse(drop_session=engine.DropSession(session=session_key(effect.session)))
+
+
+def plugin(instance: Instance) -> admin.Plugin | None:
+    if instance.request_level:
+        return None
+    return admin.Plugin(
+        version=instance.facts.plugin_version,
+        vllm_version=instance.facts.vllm_version,
+        attached=bool(instance.stream),
+        load=instance.load.plugin,
+    )
 
 
 def timestamp(seconds: float) -> Timestamp:

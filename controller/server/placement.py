@@ -132,6 +132,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
                         leg.outcome,
                         leg.cached_tokens,
                         leg.detail[: validation.MAX_NAME],
+                        leg.covered_tokens if leg.HasField("covered_tokens") else None,
                     )
             else:
                 raise validation.invalid("report", "must be context_rendered or leg_finished")

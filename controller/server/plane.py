@@ -8,32 +8,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from controller.config import ControllerConfig
 from controller.core.cluster import Cluster
-from controller.core.effects import DropSession, Effect, Event
+from controller.core.effects import DropSession, EngineEffect, Event, GatewayEffect
+from controller.core.instance import Facts, InstanceRef
+from controller.core.registry import Declared
 from controller.core.rejection import RejectedError
+from controller.core.session import SessionKey
 from controller.server import convert
 from pd_shadow.api.v1 import common_pb2 as common
+from pd_shadow.api.v1 import engine_pb2 as engine
 from pd_shadow.api.v1 import placement_pb2 as pb
 from pd_shadow.common.logs import get_logger
 
-# A dispatcher or watcher this far behind is cut off; it reconnects and starts afresh.
+# A dispatcher, engine or watcher this far behind is cut off; it reconnects and starts afresh.
 QUEUE_LIMIT = 10_000
 
 log = get_logger("controller")
 
+M = TypeVar("M")
 
-class Subscription:
-    """One shadow stream of one gateway."""
 
-    def __init__(self, gateway_id: str) -> None:
-        self.gateway_id = gateway_id
-        self._queue: asyncio.Queue[pb.WatchShadowWorkResponse | None] = asyncio.Queue(QUEUE_LIMIT)
+class Outgoing(Generic[M]):
+    """What goes out on one long stream."""
 
-    def offer(self, message: pb.WatchShadowWorkResponse) -> bool:
-        """Queue a message; False when the dispatcher is too far behind."""
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[M | None] = asyncio.Queue(QUEUE_LIMIT)
+        self._closed = False
+
+    def offer(self, message: M) -> bool:
+        """Queue a message; False when the other side is too far behind, or the stream ends already."""
+        if self._closed:
+            return False
         try:
             self._queue.put_nowait(message)
         except asyncio.QueueFull:
@@ -42,12 +51,33 @@ class Subscription:
 
     def close(self) -> None:
         """End the stream once what is queued has gone out."""
+        self._closed = True
         with contextlib.suppress(asyncio.QueueFull):
+            # Only to wake a reader that waits; one with a full queue does not.
             self._queue.put_nowait(None)
 
-    async def messages(self) -> AsyncIterator[pb.WatchShadowWorkResponse]:
-        while (message := await self._queue.get()) is not None:
-            yield message
+    async def messages(self) -> AsyncIterator[M]:
+        while not (self._closed and self._queue.empty()):
+            message = await self._queue.get()
+            if message is not None:
+                yield message
+
+
+class Subscription(Outgoing[pb.WatchShadowWorkResponse]):
+    """One shadow stream of one gateway."""
+
+    def __init__(self, gateway_id: str) -> None:
+        super().__init__()
+        self.gateway_id = gateway_id
+
+
+class Attachment(Outgoing[engine.AttachResponse]):
+    """One stream of one instance."""
+
+    def __init__(self, ref: InstanceRef, stream: int) -> None:
+        super().__init__()
+        self.ref = ref
+        self.stream = stream
 
 
 class Plane:
@@ -60,6 +90,7 @@ class Plane:
         self.cluster = Cluster(config, epoch=f"{time.time_ns():x}")
         self.closing = False
         self._subscriptions: dict[str, Subscription] = {}
+        self._attachments: dict[str, Attachment] = {}
         self._changed = asyncio.Event()
         self._last_event = 0
 
@@ -80,11 +111,7 @@ class Plane:
 
     def subscribe(self, gateway_id: str) -> Subscription:
         """Open a gateway's shadow stream; an older stream of the same gateway ends. Raises RejectedError."""
-        limit = self.cluster.config.limits.max_streams
-        if gateway_id not in self._subscriptions and len(self._subscriptions) >= limit:
-            raise RejectedError(
-                common.REJECTION_REASON_TOO_MANY_STREAMS, f"{limit} streams are open, all limits.max_streams allows"
-            )
+        self._check_limit(gateway_id, self._subscriptions)
         old = self._subscriptions.get(gateway_id)
         if old is not None:
             old.close()
@@ -100,6 +127,28 @@ class Plane:
             with self.turn() as (cluster, now):
                 cluster.dispatcher_left(now, subscription.gateway_id)
 
+    def attach(self, named: Declared, facts: Facts, resident: Sequence[tuple[SessionKey, int]]) -> Attachment:
+        """Open an instance's stream, a Welcome first in it; an older one of that name ends. Raises RejectedError."""
+        self._check_limit(named.name, self._attachments)
+        with self.turn() as (cluster, now):
+            stream = cluster.attach(now, named, facts, resident)
+            old = self._attachments.get(named.name)
+            if old is not None:
+                old.close()
+            attachment = Attachment(InstanceRef(named.name, facts.incarnation), stream)
+            self._attachments[named.name] = attachment
+            # Before the turn ends, and with it come directives.
+            interval = cluster.config.discovery.poll_interval_seconds
+            attachment.offer(engine.AttachResponse(welcome=engine.Welcome(load_interval_seconds=interval)))
+        return attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """An instance's stream ended; only its latest one counts."""
+        if self._attachments.get(attachment.ref.name) is attachment:
+            del self._attachments[attachment.ref.name]
+        with self.turn() as (cluster, now):
+            cluster.detach(now, attachment.ref, attachment.stream)
+
     async def changes(self) -> None:
         """Wait until instances changed or events came."""
         changed = self._changed
@@ -110,11 +159,16 @@ class Plane:
         self.closing = True
         for subscription in self._subscriptions.values():
             subscription.close()
+        for attachment in self._attachments.values():
+            attachment.close()
         self._wake()
 
     def _flush(self) -> None:
         for effect in self.cluster.take_effects():
-            self._route(effect)
+            if isinstance(effect, GatewayEffect):
+                self._direct_gateway(effect)
+            else:
+                self._direct_engine(effect)
         events = self.cluster.events(self._last_event)
         if events:
             self._last_event = events[-1].sequence
@@ -122,7 +176,22 @@ class Plane:
                 self._log(event)
             self._wake()
 
-    def _route(self, effect: Effect) -> None:
+    def _check_limit(self, name: str, streams: Mapping[str, object]) -> None:
+        limit = self.cluster.config.limits.max_streams
+        if name not in streams and len(streams) >= limit:
+            raise RejectedError(
+                common.REJECTION_REASON_TOO_MANY_STREAMS, f"{limit} streams are open, all limits.max_streams allows"
+            )
+
+    def _direct_engine(self, effect: EngineEffect) -> None:
+        attachment = self._attachments.get(effect.instance.name)
+        if attachment is None or attachment.ref != effect.instance:
+            return
+        if not attachment.offer(convert.directive(effect)):
+            log.warning("engine_too_slow", instance=effect.instance.name, queued=QUEUE_LIMIT)
+            attachment.close()
+
+    def _direct_gateway(self, effect: GatewayEffect) -> None:
         subscription = self._subscriptions.get(effect.gateway_id)
         if subscription is None:
             return

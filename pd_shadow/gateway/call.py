@@ -68,8 +68,8 @@ class Call:
         self._body = body
         self._identity = identity
         self._model: str = body["model"]
-        self._forward = legs.forwarded(body, identity.cache_salt)
         self._session: SessionId | None = (identity.tenant, identity.session_id) if identity.session_id else None
+        self._forward = legs.forwarded(body, identity.cache_salt, self._session)
         self._number = next(_CALL_NUMBERS)
         self._output = Output()
         self._placed = placement_pb2.BeginCallResponse()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pd_shadow.api.v1 import common_pb2
+from pd_shadow.engine.vllm import session_tag
 from pd_shadow.gateway.openai_errors import ApiError
 
 MAX_ID_CHARS = 256
@@ -38,7 +39,7 @@ def identify(headers: Mapping[str, str], body: Mapping[str, Any]) -> CallIdentit
     """Read a call's identity; raises ApiError (400) that names the place and the rule."""
     tenant = headers.get("X-Tenant-ID", "")
     if tenant:
-        _check(tenant, "header X-Tenant-ID", MAX_ID_CHARS)
+        _check(tenant, "header X-Tenant-ID", session_tag.MAX_TENANT_CHARS)
     return CallIdentity(
         tenant=tenant,
         session_id=_value(headers, "X-Session-ID", body, "session_id", MAX_ID_CHARS),

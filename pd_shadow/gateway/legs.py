@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any
 
 from pd_shadow.api.v1 import common_pb2
+from pd_shadow.engine.vllm import session_tag, tags
 
 Json = dict[str, Any]
 
@@ -65,11 +66,19 @@ _TOKEN_IDS = ("prompt_token_ids", "token_ids")
 _PREFILL_CACHED = "remote_prefill_cached_tokens"
 
 
-def forwarded(body: Mapping[str, Any], cache_salt: str | None) -> Json:
-    """The caller's request as engines may see it."""
+def forwarded(body: Mapping[str, Any], cache_salt: str | None, session: tuple[str, str] | None) -> Json:
+    """The caller's request as engines may see it; a call of a session (tenant, session id) says that it is routed."""
     out = {key: value for key, value in body.items() if key not in _NEVER_FORWARDED}
+    xargs: Json = {}
     if isinstance(out.get("vllm_xargs"), dict):
-        out["vllm_xargs"] = {k: v for k, v in out["vllm_xargs"].items() if k not in _NEVER_FORWARDED}
+        # A caller that could tag its request as shadow work, or as routed, would speak for others.
+        xargs = {
+            k: v for k, v in out["vllm_xargs"].items() if k not in _NEVER_FORWARDED and not k.startswith(tags.PREFIX)
+        }
+    if session is not None:
+        xargs |= {tags.ROUTED: 1, tags.SESSION: session_tag.encode(*session)}
+    if xargs or "vllm_xargs" in out:
+        out["vllm_xargs"] = xargs
     if cache_salt is not None:
         out["cache_salt"] = cache_salt
     return out
@@ -143,7 +152,7 @@ def _has_token_ids(choice: Any) -> bool:
 
 def handed_over(transfer: Mapping[str, Any]) -> Json:
     """P's transfer parameters as D gets them."""
-    return {key: value for key, value in transfer.items() if key != _PREFILL_CACHED}
+    return {key: value for key, value in transfer.items() if key not in (_PREFILL_CACHED, tags.RESULT)}
 
 
 def transfer_params(payload: Any) -> Json | None:
@@ -208,10 +217,15 @@ def shadow_body(
     token_ids: Sequence[int],
     priority: int,
     cache_salt: str | None,
+    xargs: Mapping[str, str | float],
     transfer: Mapping[str, Any] | None = None,
 ) -> Json:
-    """A shadow leg: the prefix as token ids, one token that is thrown away, behind all normal work."""
+    """A shadow leg: the prefix as token ids, one token that is thrown away, behind all normal work.
+
+    `xargs` tag it for engines with the plugin, which generate no token; a stock engine does not look at them.
+    """
     body: Json = {
+        "vllm_xargs": dict(xargs),
         "model": model,
         "prompt": list(token_ids),
         "max_tokens": 1,
@@ -226,6 +240,32 @@ def shadow_body(
     if transfer is not None:
         body["kv_transfer_params"] = dict(transfer)
     return body
+
+
+def shadow_xargs(kind: common_pb2.LegKind.ValueType, session: tuple[str, str], probability: float) -> Json:
+    """Tags of a shadow leg for a session (tenant, session id) that comes to this model next with `probability`."""
+    leg = {
+        common_pb2.LEG_KIND_PREFILL: tags.LegKind.PREFILL,
+        common_pb2.LEG_KIND_EXPORT: tags.LegKind.EXPORT,
+        common_pb2.LEG_KIND_FETCH: tags.LegKind.FETCH,
+    }[kind]
+    return {tags.LEG: leg.value, tags.SESSION: session_tag.encode(*session), tags.PROBABILITY: probability}
+
+
+def shadow_covered(payload: Any) -> int | None:
+    """Tokens the leg covers, as an engine with the plugin says; None from a stock engine, which covers all of it."""
+    params = payload.get("kv_transfer_params") if isinstance(payload, dict) else None
+    result = params.get(tags.RESULT) if isinstance(params, dict) else None
+    covered = result.get("covered_tokens") if isinstance(result, dict) else None
+    return covered if isinstance(covered, int) and covered >= 0 else None
+
+
+def shadow_end(payload: Any) -> str:
+    """Why a leg ended, in the plugin's word; empty from a stock engine."""
+    params = payload.get("kv_transfer_params") if isinstance(payload, dict) else None
+    result = params.get(tags.RESULT) if isinstance(params, dict) else None
+    end = result.get("end") if isinstance(result, dict) else None
+    return end[:64] if isinstance(end, str) else ""
 
 
 def export_params() -> Json:

@@ -29,6 +29,7 @@ class _Ended:
     outcome: common_pb2.LegOutcome.ValueType
     cached_tokens: int = 0
     detail: str = ""
+    covered_tokens: int | None = None
 
 
 class ShadowLegs:
@@ -95,6 +96,7 @@ class ShadowLegs:
             cached_tokens=ended.cached_tokens,
             seconds=task.get_loop().time() - started,
             detail=ended.detail,
+            covered_tokens=ended.covered_tokens,
         )
         self._controller.report(
             placement_pb2.ReportShadowWorkRequest(gateway_id=self._controller.gateway_id, leg_finished=finished)
@@ -116,8 +118,9 @@ class ShadowLegs:
                 return _Ended(common_pb2.LEG_OUTCOME_STALE, detail="no export of this prefix is held")
             transfer = legs.handed_over(export.params)
         priority = 0 if leg.normal_priority else self._config.priority
+        xargs = legs.shadow_xargs(leg.kind, session, leg.switch_probability)
         body = legs.shadow_body(
-            leg.model, rendering.tokens[: leg.upto_tokens], priority, rendering.cache_salt, transfer
+            leg.model, rendering.tokens[: leg.upto_tokens], priority, rendering.cache_salt, xargs, transfer
         )
         seconds = min(leg.deadline_seconds or _MAX_LEG_SECONDS, _MAX_LEG_SECONDS)
         reply = await self._engines.post(
@@ -125,16 +128,16 @@ class ShadowLegs:
         )
         if reply.status != 200:
             return _Ended(common_pb2.LEG_OUTCOME_FAILED, detail=f"the engine answered with status {reply.status}")
+        covered = legs.shadow_covered(reply.json)
         if leg.kind == common_pb2.LEG_KIND_EXPORT:
             params = legs.transfer_params(reply.json)
             if params is None:
-                return _Ended(
-                    common_pb2.LEG_OUTCOME_FAILED, _cached(reply), "the engine returned no transfer parameters"
-                )
+                why = legs.shadow_end(reply.json) or "the engine returned no transfer parameters"
+                return _Ended(common_pb2.LEG_OUTCOME_FAILED, _cached(reply), why, covered)
             expires_at = asyncio.get_running_loop().time() + self._config.export_hold_seconds
             export = Export(rendering.tokens, leg.upto_tokens, params, expires_at)
             self._contexts.hold_export(session, leg.model, export)
-        return _Ended(common_pb2.LEG_OUTCOME_DONE, _cached(reply))
+        return _Ended(common_pb2.LEG_OUTCOME_DONE, _cached(reply), legs.shadow_end(reply.json), covered)
 
 
 def _ended(task: "asyncio.Task[_Ended]") -> _Ended:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from controller.config import ControllerConfig
 from controller.core.cluster import Begun, CallEnd, Cluster
-from controller.core.effects import CancelLeg, DropSession, StartLeg
+from controller.core.effects import CancelLeg, DropSession, EngineEffect, StartLeg
 from controller.core.instance import Facts, Instance, LoadReport
 from controller.core.registry import Declared
 from controller.core.session import Digest, SessionKey
 from pd_shadow.api.v1 import common_pb2 as common
+from pd_shadow.api.v1 import engine_pb2 as engine
 from pd_shadow.api.v1 import placement_pb2 as pb
 
 BLOCK = 128
@@ -35,6 +37,9 @@ class World:
     legs: dict[str, StartLeg] = field(default_factory=dict)
     cancelled: dict[str, common.ShadowReason.ValueType] = field(default_factory=dict)
     dropped: list[SessionKey] = field(default_factory=list)
+    # What attached engines were told, and the streams they are attached on.
+    told: list[EngineEffect] = field(default_factory=list)
+    streams: dict[str, int] = field(default_factory=dict)
     revisions: Any = field(default_factory=lambda: itertools.count(1))
 
     def pump(self) -> list[StartLeg]:
@@ -50,6 +55,8 @@ class World:
                     self.cancelled[effect.leg_id] = effect.reason
                 case DropSession():
                     self.dropped.append(effect.session)
+                case _:
+                    self.told.append(effect)
         return started
 
     def instance(self, name: str) -> Instance:
@@ -59,6 +66,26 @@ class World:
 
     def healthy(self, name: str, incarnation: str = "1", running: int = 0, waiting: int = 0) -> None:
         self.cluster.observe(self.now, name, facts(incarnation), LoadReport(running=running, waiting=waiting))
+
+    def attach(
+        self,
+        name: str,
+        incarnation: str = "1",
+        *,
+        hardware: str = "",
+        resident: Sequence[tuple[SessionKey, int]] = (),
+        **more: Any,
+    ) -> None:
+        """An engine with the plugin opens its stream; names are as in `world`."""
+        model, side = name.split("-")
+        role = {"p": common.ROLE_PREFILL, "d": common.ROLE_DECODE, "c": common.ROLE_COLOCATED}[side[0]]
+        named = Declared(name, model, role, f"http://{name}", hardware)
+        self.streams[name] = self.cluster.attach(self.now, named, facts(incarnation, **more), resident)
+
+    def beat(self, name: str, *, running: int = 0, waiting: int = 0, **plugin: Any) -> None:
+        """An attached engine's load report."""
+        load = LoadReport(running, waiting, plugin=engine.Load(**plugin))
+        self.cluster.heartbeat(self.now, self.instance(name).ref, self.streams[name], load)
 
     def begin(self, model: str, prompt: int = 1000, session: SessionKey | None = SESSION, **more: Any) -> Begun:
         return self.cluster.begin_call(self.now, GATEWAY, session, model, prompt_tokens=prompt, **more)
@@ -103,10 +130,13 @@ class World:
         leg: StartLeg,
         outcome: common.LegOutcome.ValueType = common.LEG_OUTCOME_DONE,
         cached: int = 0,
+        covered: int | None = None,
     ) -> list[StartLeg]:
         """Report a leg's end; returns the legs that started upon it."""
         self.legs.pop(leg.leg_id)
-        self.cluster.leg_finished(self.now, leg.gateway_id, leg.leg_id, outcome, cached)
+        self.cluster.leg_finished(
+            self.now, leg.gateway_id, leg.leg_id, outcome, cached_tokens=cached, covered_tokens=covered
+        )
         return self.pump()
 
     def run_legs(self) -> list[StartLeg]:
@@ -129,11 +159,13 @@ def world(
     replicas: int = 1,
     connected: bool = True,
     hardware: str = "",
+    plugin: bool = False,
     **config: Any,
 ) -> World:
     """`replicas` P and D per model, named a-p0, a-d0, …, all ready; one connected dispatcher.
 
-    Models in `colocated` have `replicas` colocated instances instead, named a-c0, ….
+    Models in `colocated` have `replicas` colocated instances instead, named a-c0, …. With `plugin` they attach by
+    themselves, else discovery finds them.
     """
     cluster = Cluster(ControllerConfig.model_validate(config), epoch="t")
     result = World(cluster)
@@ -141,8 +173,11 @@ def world(
         for role, letter in COLOCATED if model in colocated else DISAGGREGATED:
             for index in range(replicas):
                 name = f"{model}-{letter}{index}"
-                cluster.declare(Declared(name, model, role, f"http://{name}", hardware=hardware))
-                result.healthy(name)
+                if plugin:
+                    result.attach(name, hardware=hardware)
+                else:
+                    cluster.declare(Declared(name, model, role, f"http://{name}", hardware=hardware))
+                    result.healthy(name)
     if connected:
         cluster.dispatcher_connected(0.0, GATEWAY)
     result.pump()

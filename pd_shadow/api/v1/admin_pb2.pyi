@@ -11,6 +11,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pd_shadow.api.v1 import common_pb2 as _common_pb2
+from pd_shadow.api.v1 import engine_pb2 as _engine_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -103,6 +104,7 @@ class Instance(_message.Message):
     FAILED_TRANSFERS_FIELD_NUMBER: _builtins.int
     EXPIRED_EXPORTS_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
+    PLUGIN_FIELD_NUMBER: _builtins.int
     role: _common_pb2.Role.ValueType
     model: _builtins.str
     state: _common_pb2.InstanceState.ValueType
@@ -113,7 +115,7 @@ class Instance(_message.Message):
     pending_prefill_tokens: _builtins.int
     """Normal prompt tokens not yet computed, by this controller's own count."""
     shadow_legs: _builtins.int
-    """Shadow legs in flight (0 or 1)."""
+    """Shadow legs in flight."""
     reported_running: _builtins.int
     """Requests running and waiting in the engine's own last report, shadow legs included."""
     reported_waiting: _builtins.int
@@ -133,6 +135,10 @@ class Instance(_message.Message):
     def endpoint(self) -> _common_pb2.InstanceEndpoint: ...
     @_builtins.property
     def last_seen(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def plugin(self) -> Global___Plugin:
+        """Absent when request_level."""
+
     def __init__(
         self,
         *,
@@ -153,14 +159,49 @@ class Instance(_message.Message):
         failed_transfers: _builtins.int = ...,
         expired_exports: _builtins.int = ...,
         hardware: _builtins.str = ...,
+        plugin: Global___Plugin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "last_seen", b"last_seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "last_seen", b"last_seen", "plugin", b"plugin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "calls_in_flight", b"calls_in_flight", "endpoint", b"endpoint", "expired_exports", b"expired_exports", "failed_transfers", b"failed_transfers", "hardware", b"hardware", "kv_usage", b"kv_usage", "last_seen", b"last_seen", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_tokens_per_second", b"prefill_tokens_per_second", "reported_running", b"reported_running", "reported_waiting", b"reported_waiting", "request_level", b"request_level", "role", b"role", "shadow_legs", b"shadow_legs", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "calls_in_flight", b"calls_in_flight", "endpoint", b"endpoint", "expired_exports", b"expired_exports", "failed_transfers", b"failed_transfers", "hardware", b"hardware", "kv_usage", b"kv_usage", "last_seen", b"last_seen", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "plugin", b"plugin", "prefill_tokens_per_second", b"prefill_tokens_per_second", "reported_running", b"reported_running", "reported_waiting", b"reported_waiting", "request_level", b"request_level", "role", b"role", "shadow_legs", b"shadow_legs", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Instance: _TypeAlias = Instance  # noqa: Y015
+
+@_typing.final
+class Plugin(_message.Message):
+    """The plugin inside an engine, as it last reported itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    VLLM_VERSION_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    vllm_version: _builtins.str
+    attached: _builtins.bool
+    """False while its stream is broken."""
+    @_builtins.property
+    def load(self) -> _engine_pb2.Load:
+        """Its last report, if one is known."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        vllm_version: _builtins.str = ...,
+        attached: _builtins.bool = ...,
+        load: _engine_pb2.Load | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "load", b"load", "version", b"version", "vllm_version", b"vllm_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Plugin: _TypeAlias = Plugin  # noqa: Y015
 
 @_typing.final
 class SessionBinding(_message.Message):

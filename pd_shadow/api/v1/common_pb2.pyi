@@ -180,6 +180,10 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     """An instance on the same hardware as the P or colocated instance has normal work."""
     SHADOW_REASON_QUEUE_NOT_EMPTY: _ShadowReason.ValueType  # 23
     """Normal requests wait on the colocated instance, or may do so."""
+    SHADOW_REASON_NO_ROOM: _ShadowReason.ValueType  # 24
+    """The instance has no room for shadow KV now."""
+    SHADOW_REASON_NO_PROGRESS: _ShadowReason.ValueType  # 25
+    """The last leg ended without covering anything new; the next one waits."""
 
 class ShadowReason(_ShadowReason, metaclass=_ShadowReasonEnumTypeWrapper):
     """Why a shadow job is where it is: running, finished, or what holds it."""
@@ -231,7 +235,73 @@ SHADOW_REASON_HARDWARE_BUSY: ShadowReason.ValueType  # 22
 """An instance on the same hardware as the P or colocated instance has normal work."""
 SHADOW_REASON_QUEUE_NOT_EMPTY: ShadowReason.ValueType  # 23
 """Normal requests wait on the colocated instance, or may do so."""
+SHADOW_REASON_NO_ROOM: ShadowReason.ValueType  # 24
+"""The instance has no room for shadow KV now."""
+SHADOW_REASON_NO_PROGRESS: ShadowReason.ValueType  # 25
+"""The last leg ended without covering anything new; the next one waits."""
 Global___ShadowReason: _TypeAlias = ShadowReason  # noqa: Y015
+
+class _StepReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StepReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STEP_REASON_UNSPECIFIED: _StepReason.ValueType  # 0
+    STEP_REASON_IDLE: _StepReason.ValueType  # 1
+    """Carried: the instance had no other work."""
+    STEP_REASON_SLACK: _StepReason.ValueType  # 2
+    """Carried: every request in flight had slack."""
+    STEP_REASON_CREDIT: _StepReason.ValueType  # 3
+    """Carried: credit, for a routed call or under Harvest."""
+    STEP_REASON_WINDOW: _StepReason.ValueType  # 4
+    """Carried: the bounded iteration of an idle prefill instance."""
+    STEP_REASON_PROBE: _StepReason.ValueType  # 5
+    """Carried: a first try that teaches the latency model."""
+    STEP_REASON_NO_WORK: _StepReason.ValueType  # 6
+    """None: no shadow work is there."""
+    STEP_REASON_PAUSED: _StepReason.ValueType  # 7
+    """None: shadow work is paused or off."""
+    STEP_REASON_WAITING: _StepReason.ValueType  # 8
+    """None: normal requests wait."""
+    STEP_REASON_IN_FLIGHT: _StepReason.ValueType  # 9
+    """None: the iteration before, still in flight, carries shadow tokens."""
+    STEP_REASON_NO_BUDGET: _StepReason.ValueType  # 10
+    """None: the requests in flight leave no time."""
+    STEP_REASON_BELOW_MINIMUM: _StepReason.ValueType  # 11
+    """None: what fits is less than is worth its overhead."""
+    STEP_REASON_NO_ROOM: _StepReason.ValueType  # 12
+    """None: there is no free shadow KV."""
+
+class StepReason(_StepReason, metaclass=_StepReasonEnumTypeWrapper):
+    """Why an engine's iteration carried shadow tokens, or why it carried none."""
+
+STEP_REASON_UNSPECIFIED: StepReason.ValueType  # 0
+STEP_REASON_IDLE: StepReason.ValueType  # 1
+"""Carried: the instance had no other work."""
+STEP_REASON_SLACK: StepReason.ValueType  # 2
+"""Carried: every request in flight had slack."""
+STEP_REASON_CREDIT: StepReason.ValueType  # 3
+"""Carried: credit, for a routed call or under Harvest."""
+STEP_REASON_WINDOW: StepReason.ValueType  # 4
+"""Carried: the bounded iteration of an idle prefill instance."""
+STEP_REASON_PROBE: StepReason.ValueType  # 5
+"""Carried: a first try that teaches the latency model."""
+STEP_REASON_NO_WORK: StepReason.ValueType  # 6
+"""None: no shadow work is there."""
+STEP_REASON_PAUSED: StepReason.ValueType  # 7
+"""None: shadow work is paused or off."""
+STEP_REASON_WAITING: StepReason.ValueType  # 8
+"""None: normal requests wait."""
+STEP_REASON_IN_FLIGHT: StepReason.ValueType  # 9
+"""None: the iteration before, still in flight, carries shadow tokens."""
+STEP_REASON_NO_BUDGET: StepReason.ValueType  # 10
+"""None: the requests in flight leave no time."""
+STEP_REASON_BELOW_MINIMUM: StepReason.ValueType  # 11
+"""None: what fits is less than is worth its overhead."""
+STEP_REASON_NO_ROOM: StepReason.ValueType  # 12
+"""None: there is no free shadow KV."""
+Global___StepReason: _TypeAlias = StepReason  # noqa: Y015
 
 class _GateReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)

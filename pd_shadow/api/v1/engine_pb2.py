@@ -25,37 +25,39 @@ _sym_db = _symbol_database.Default()
 from pd_shadow.api.v1 import common_pb2 as pdshadow_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pdshadow/v1/engine.proto\x12\x0bpdshadow.v1\x1a\x18pdshadow/v1/common.proto\"\x88\x02\n\x05Hello\x12%\n\x03ref\x18\x01 \x01(\x0b\x32\x18.pdshadow.v1.InstanceRef\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.pdshadow.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0b\n\x03url\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0ehash_algorithm\x18\x06 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x37\n\x11resident_sessions\x18\t \x03(\x0b\x32\x1c.pdshadow.v1.ResidentSession\"K\n\x0fResidentSession\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"d\n\x04Load\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x15\n\rshadow_blocks\x18\x04 \x01(\r\x12\x11\n\tlink_busy\x18\x05 \x01(\x08\"R\n\x0eShadowProgress\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\x12\x16\n\x0e\x63overed_tokens\x18\x02 \x01(\r\"s\n\x0b\x45ngineEvent\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.pdshadow.v1.EngineEventKind\x12(\n\x07session\x18\x02 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xc5\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pdshadow.v1.HelloH\x00\x12!\n\x04load\x18\x02 \x01(\x0b\x32\x11.pdshadow.v1.LoadH\x00\x12\x36\n\x0fshadow_progress\x18\x03 \x01(\x0b\x32\x1b.pdshadow.v1.ShadowProgressH\x00\x12)\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x18.pdshadow.v1.EngineEventH\x00\x42\t\n\x07message\"(\n\x07Welcome\x12\x1d\n\x15load_interval_seconds\x18\x01 \x01(\x01\"\r\n\x0bPauseShadow\"\x0e\n\x0cResumeShadow\"7\n\x0b\x44ropSession\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\"\xde\x01\n\x0e\x41ttachResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.pdshadow.v1.WelcomeH\x00\x12\x30\n\x0cpause_shadow\x18\x02 \x01(\x0b\x32\x18.pdshadow.v1.PauseShadowH\x00\x12\x32\n\rresume_shadow\x18\x03 \x01(\x0b\x32\x19.pdshadow.v1.ResumeShadowH\x00\x12\x30\n\x0c\x64rop_session\x18\x04 \x01(\x0b\x32\x18.pdshadow.v1.DropSessionH\x00\x42\x0b\n\tdirective*~\n\x0f\x45ngineEventKind\x12!\n\x1d\x45NGINE_EVENT_KIND_UNSPECIFIED\x10\x00\x12%\n!ENGINE_EVENT_KIND_SESSION_EVICTED\x10\x01\x12!\n\x1d\x45NGINE_EVENT_KIND_CACHE_RESET\x10\x02\x32V\n\rEngineService\x12\x45\n\x06\x41ttach\x12\x1a.pdshadow.v1.AttachRequest\x1a\x1b.pdshadow.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pdshadow/v1/engine.proto\x12\x0bpdshadow.v1\x1a\x18pdshadow/v1/common.proto\"\xc8\x02\n\x05Hello\x12%\n\x03ref\x18\x01 \x01(\x0b\x32\x18.pdshadow.v1.InstanceRef\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.pdshadow.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0b\n\x03url\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0ehash_algorithm\x18\x06 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x37\n\x11resident_sessions\x18\t \x03(\x0b\x32\x1c.pdshadow.v1.ResidentSession\x12\x10\n\x08hardware\x18\n \x01(\t\x12\x16\n\x0eplugin_version\x18\x0b \x01(\t\x12\x14\n\x0cvllm_version\x18\x0c \x01(\t\"K\n\x0fResidentSession\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xa8\x03\n\x04Load\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x15\n\rshadow_blocks\x18\x04 \x01(\r\x12\x11\n\tlink_busy\x18\x05 \x01(\x08\x12\x1a\n\rslack_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x63redit_seconds\x18\x07 \x01(\x01\x12\x19\n\x11shadow_cap_blocks\x18\x08 \x01(\r\x12\x1c\n\x14shadow_pinned_blocks\x18\t \x01(\r\x12\x1f\n\x12shadow_room_tokens\x18\n \x01(\rH\x01\x88\x01\x01\x12\x13\n\x0bshadow_jobs\x18\x0b \x01(\r\x12,\n\x0bstep_reason\x18\x0c \x01(\x0e\x32\x17.pdshadow.v1.StepReason\x12\x15\n\rshadow_tokens\x18\r \x01(\x04\x12\x19\n\x11steps_over_budget\x18\x0e \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x0f \x01(\x04\x42\x10\n\x0e_slack_secondsB\x15\n\x13_shadow_room_tokens\"R\n\x0eShadowProgress\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\x12\x16\n\x0e\x63overed_tokens\x18\x02 \x01(\r\"s\n\x0b\x45ngineEvent\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.pdshadow.v1.EngineEventKind\x12(\n\x07session\x18\x02 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xc5\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pdshadow.v1.HelloH\x00\x12!\n\x04load\x18\x02 \x01(\x0b\x32\x11.pdshadow.v1.LoadH\x00\x12\x36\n\x0fshadow_progress\x18\x03 \x01(\x0b\x32\x1b.pdshadow.v1.ShadowProgressH\x00\x12)\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x18.pdshadow.v1.EngineEventH\x00\x42\t\n\x07message\"(\n\x07Welcome\x12\x1d\n\x15load_interval_seconds\x18\x01 \x01(\x01\"\r\n\x0bPauseShadow\"\x0e\n\x0cResumeShadow\"7\n\x0b\x44ropSession\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.pdshadow.v1.SessionKey\"\xcf\x02\n\tSetLimits\x12\x17\n\ncontroller\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tcap_share\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0eminimum_tokens\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x0ewindow_seconds\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04\x62\x65ta\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x13\n\x06margin\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x19\n\x0crouted_delta\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rharvest_delta\x18\x08 \x01(\x01H\x07\x88\x01\x01\x42\r\n\x0b_controllerB\x0c\n\n_cap_shareB\x11\n\x0f_minimum_tokensB\x11\n\x0f_window_secondsB\x07\n\x05_betaB\t\n\x07_marginB\x0f\n\r_routed_deltaB\x10\n\x0e_harvest_delta\"\x8c\x02\n\x0e\x41ttachResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.pdshadow.v1.WelcomeH\x00\x12\x30\n\x0cpause_shadow\x18\x02 \x01(\x0b\x32\x18.pdshadow.v1.PauseShadowH\x00\x12\x32\n\rresume_shadow\x18\x03 \x01(\x0b\x32\x19.pdshadow.v1.ResumeShadowH\x00\x12\x30\n\x0c\x64rop_session\x18\x04 \x01(\x0b\x32\x18.pdshadow.v1.DropSessionH\x00\x12,\n\nset_limits\x18\x05 \x01(\x0b\x32\x16.pdshadow.v1.SetLimitsH\x00\x42\x0b\n\tdirective*~\n\x0f\x45ngineEventKind\x12!\n\x1d\x45NGINE_EVENT_KIND_UNSPECIFIED\x10\x00\x12%\n!ENGINE_EVENT_KIND_SESSION_EVICTED\x10\x01\x12!\n\x1d\x45NGINE_EVENT_KIND_CACHE_RESET\x10\x02\x32V\n\rEngineService\x12\x45\n\x06\x41ttach\x12\x1a.pdshadow.v1.AttachRequest\x1a\x1b.pdshadow.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdshadow.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINEEVENTKIND']._serialized_start=1269
-  _globals['_ENGINEEVENTKIND']._serialized_end=1395
+  _globals['_ENGINEEVENTKIND']._serialized_start=2042
+  _globals['_ENGINEEVENTKIND']._serialized_end=2168
   _globals['_HELLO']._serialized_start=68
-  _globals['_HELLO']._serialized_end=332
-  _globals['_RESIDENTSESSION']._serialized_start=334
-  _globals['_RESIDENTSESSION']._serialized_end=409
-  _globals['_LOAD']._serialized_start=411
-  _globals['_LOAD']._serialized_end=511
-  _globals['_SHADOWPROGRESS']._serialized_start=513
-  _globals['_SHADOWPROGRESS']._serialized_end=595
-  _globals['_ENGINEEVENT']._serialized_start=597
-  _globals['_ENGINEEVENT']._serialized_end=712
-  _globals['_ATTACHREQUEST']._serialized_start=715
-  _globals['_ATTACHREQUEST']._serialized_end=912
-  _globals['_WELCOME']._serialized_start=914
-  _globals['_WELCOME']._serialized_end=954
-  _globals['_PAUSESHADOW']._serialized_start=956
-  _globals['_PAUSESHADOW']._serialized_end=969
-  _globals['_RESUMESHADOW']._serialized_start=971
-  _globals['_RESUMESHADOW']._serialized_end=985
-  _globals['_DROPSESSION']._serialized_start=987
-  _globals['_DROPSESSION']._serialized_end=1042
-  _globals['_ATTACHRESPONSE']._serialized_start=1045
-  _globals['_ATTACHRESPONSE']._serialized_end=1267
-  _globals['_ENGINESERVICE']._serialized_start=1397
-  _globals['_ENGINESERVICE']._serialized_end=1483
+  _globals['_HELLO']._serialized_end=396
+  _globals['_RESIDENTSESSION']._serialized_start=398
+  _globals['_RESIDENTSESSION']._serialized_end=473
+  _globals['_LOAD']._serialized_start=476
+  _globals['_LOAD']._serialized_end=900
+  _globals['_SHADOWPROGRESS']._serialized_start=902
+  _globals['_SHADOWPROGRESS']._serialized_end=984
+  _globals['_ENGINEEVENT']._serialized_start=986
+  _globals['_ENGINEEVENT']._serialized_end=1101
+  _globals['_ATTACHREQUEST']._serialized_start=1104
+  _globals['_ATTACHREQUEST']._serialized_end=1301
+  _globals['_WELCOME']._serialized_start=1303
+  _globals['_WELCOME']._serialized_end=1343
+  _globals['_PAUSESHADOW']._serialized_start=1345
+  _globals['_PAUSESHADOW']._serialized_end=1358
+  _globals['_RESUMESHADOW']._serialized_start=1360
+  _globals['_RESUMESHADOW']._serialized_end=1374
+  _globals['_DROPSESSION']._serialized_start=1376
+  _globals['_DROPSESSION']._serialized_end=1431
+  _globals['_SETLIMITS']._serialized_start=1434
+  _globals['_SETLIMITS']._serialized_end=1769
+  _globals['_ATTACHRESPONSE']._serialized_start=1772
+  _globals['_ATTACHRESPONSE']._serialized_end=2040
+  _globals['_ENGINESERVICE']._serialized_start=2170
+  _globals['_ENGINESERVICE']._serialized_end=2256
 # @@protoc_insertion_point(module_scope)

@@ -56,6 +56,9 @@ class Hello(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     RESIDENT_SESSIONS_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
+    PLUGIN_VERSION_FIELD_NUMBER: _builtins.int
+    VLLM_VERSION_FIELD_NUMBER: _builtins.int
     role: _common_pb2.Role.ValueType
     model: _builtins.str
     url: _builtins.str
@@ -68,6 +71,12 @@ class Hello(_message.Message):
     """Bytes of KV per token, all layers."""
     max_context_tokens: _builtins.int
     """Context window in tokens."""
+    hardware: _builtins.str
+    """Instances of the same value share an accelerator; empty for hardware of its own."""
+    plugin_version: _builtins.str
+    """Version of PD-Shadow in the engine."""
+    vllm_version: _builtins.str
+    """Version of vLLM."""
     @_builtins.property
     def ref(self) -> _common_pb2.InstanceRef: ...
     @_builtins.property
@@ -86,10 +95,13 @@ class Hello(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         max_context_tokens: _builtins.int = ...,
         resident_sessions: _abc.Iterable[Global___ResidentSession] | None = ...,
+        hardware: _builtins.str = ...,
+        plugin_version: _builtins.str = ...,
+        vllm_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "hash_algorithm", b"hash_algorithm", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context_tokens", b"max_context_tokens", "model", b"model", "ref", b"ref", "resident_sessions", b"resident_sessions", "role", b"role", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "hardware", b"hardware", "hash_algorithm", b"hash_algorithm", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context_tokens", b"max_context_tokens", "model", b"model", "plugin_version", b"plugin_version", "ref", b"ref", "resident_sessions", b"resident_sessions", "role", b"role", "url", b"url", "vllm_version", b"vllm_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,6 +141,16 @@ class Load(_message.Message):
     KV_USAGE_FIELD_NUMBER: _builtins.int
     SHADOW_BLOCKS_FIELD_NUMBER: _builtins.int
     LINK_BUSY_FIELD_NUMBER: _builtins.int
+    SLACK_SECONDS_FIELD_NUMBER: _builtins.int
+    CREDIT_SECONDS_FIELD_NUMBER: _builtins.int
+    SHADOW_CAP_BLOCKS_FIELD_NUMBER: _builtins.int
+    SHADOW_PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SHADOW_ROOM_TOKENS_FIELD_NUMBER: _builtins.int
+    SHADOW_JOBS_FIELD_NUMBER: _builtins.int
+    STEP_REASON_FIELD_NUMBER: _builtins.int
+    SHADOW_TOKENS_FIELD_NUMBER: _builtins.int
+    STEPS_OVER_BUDGET_FIELD_NUMBER: _builtins.int
+    EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
     waiting: _builtins.int
     """Normal requests waiting."""
     running: _builtins.int
@@ -139,6 +161,26 @@ class Load(_message.Message):
     """Blocks of the shadow class."""
     link_busy: _builtins.bool
     """True while a normal transfer is on the inbound link."""
+    slack_seconds: _builtins.float
+    """Least slack of the normal requests in flight, negative when one is behind its SLO; absent when none is in flight."""
+    credit_seconds: _builtins.float
+    """Credit that routed calls, or Harvest, have left."""
+    shadow_cap_blocks: _builtins.int
+    """Most blocks the shadow class may have."""
+    shadow_pinned_blocks: _builtins.int
+    """Blocks that shadow exports hold until their readers have come."""
+    shadow_room_tokens: _builtins.int
+    """Tokens of KV that shadow work may take now; absent when the engine does not know."""
+    shadow_jobs: _builtins.int
+    """Shadow jobs waiting and running."""
+    step_reason: _common_pb2.StepReason.ValueType
+    """Of the last iteration."""
+    shadow_tokens: _builtins.int
+    """Since the engine started: shadow tokens computed, iterations with shadow work that took longer than their budget,
+    blocks of the shadow class given up for other use.
+    """
+    steps_over_budget: _builtins.int
+    evicted_blocks: _builtins.int
     def __init__(
         self,
         *,
@@ -147,18 +189,35 @@ class Load(_message.Message):
         kv_usage: _builtins.float = ...,
         shadow_blocks: _builtins.int = ...,
         link_busy: _builtins.bool = ...,
+        slack_seconds: _builtins.float | None = ...,
+        credit_seconds: _builtins.float = ...,
+        shadow_cap_blocks: _builtins.int = ...,
+        shadow_pinned_blocks: _builtins.int = ...,
+        shadow_room_tokens: _builtins.int | None = ...,
+        shadow_jobs: _builtins.int = ...,
+        step_reason: _common_pb2.StepReason.ValueType = ...,
+        shadow_tokens: _builtins.int = ...,
+        steps_over_budget: _builtins.int = ...,
+        evicted_blocks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow_room_tokens", b"_shadow_room_tokens", "_slack_seconds", b"_slack_seconds", "shadow_room_tokens", b"shadow_room_tokens", "slack_seconds", b"slack_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_usage", b"kv_usage", "link_busy", b"link_busy", "running", b"running", "shadow_blocks", b"shadow_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow_room_tokens", b"_shadow_room_tokens", "_slack_seconds", b"_slack_seconds", "credit_seconds", b"credit_seconds", "evicted_blocks", b"evicted_blocks", "kv_usage", b"kv_usage", "link_busy", b"link_busy", "running", b"running", "shadow_blocks", b"shadow_blocks", "shadow_cap_blocks", b"shadow_cap_blocks", "shadow_jobs", b"shadow_jobs", "shadow_pinned_blocks", b"shadow_pinned_blocks", "shadow_room_tokens", b"shadow_room_tokens", "shadow_tokens", b"shadow_tokens", "slack_seconds", b"slack_seconds", "step_reason", b"step_reason", "steps_over_budget", b"steps_over_budget", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shadow_room_tokens: _TypeAlias = _typing.Literal["shadow_room_tokens"]  # noqa: Y015
+    _WhichOneofArgType__shadow_room_tokens: _TypeAlias = _typing.Literal["_shadow_room_tokens", b"_shadow_room_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__slack_seconds: _TypeAlias = _typing.Literal["slack_seconds"]  # noqa: Y015
+    _WhichOneofArgType__slack_seconds: _TypeAlias = _typing.Literal["_slack_seconds", b"_slack_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shadow_room_tokens) -> _WhichOneofReturnType__shadow_room_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slack_seconds) -> _WhichOneofReturnType__slack_seconds | None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
 class ShadowProgress(_message.Message):
-    """Tokens of a session's context that the instance holds now."""
+    """How far the shadow leg in flight for a session has come: the instance holds the first covered_tokens of its context."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -298,6 +357,8 @@ Global___ResumeShadow: _TypeAlias = ResumeShadow  # noqa: Y015
 
 @_typing.final
 class DropSession(_message.Message):
+    """Give up the session's shadow work and the shadow KV that nothing else uses."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
@@ -317,6 +378,86 @@ class DropSession(_message.Message):
 Global___DropSession: _TypeAlias = DropSession  # noqa: Y015
 
 @_typing.final
+class SetLimits(_message.Message):
+    """Change settings of the running plugin; what is absent stays."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_FIELD_NUMBER: _builtins.int
+    CAP_SHARE_FIELD_NUMBER: _builtins.int
+    MINIMUM_TOKENS_FIELD_NUMBER: _builtins.int
+    WINDOW_SECONDS_FIELD_NUMBER: _builtins.int
+    BETA_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
+    ROUTED_DELTA_FIELD_NUMBER: _builtins.int
+    HARVEST_DELTA_FIELD_NUMBER: _builtins.int
+    controller: _builtins.str
+    """Who decides how many shadow tokens an iteration carries, by the plugin's name for it, such as harvest-slo."""
+    cap_share: _builtins.float
+    """Largest share of the KV pool for the shadow class, 0 to 1."""
+    minimum_tokens: _builtins.int
+    """Least shadow tokens of an iteration, 1 or more."""
+    window_seconds: _builtins.float
+    """Longest shadow iteration on an idle prefill instance, more than 0."""
+    beta: _builtins.float
+    """Share of the TPOT SLO that an iteration with shadow work may last, 0 to 1."""
+    margin: _builtins.float
+    """Share of every SLO kept in reserve, 0 to 1."""
+    routed_delta: _builtins.float
+    """Credit rates, 0 to 1: of iterations with routed calls, and of the Harvest controller."""
+    harvest_delta: _builtins.float
+    def __init__(
+        self,
+        *,
+        controller: _builtins.str | None = ...,
+        cap_share: _builtins.float | None = ...,
+        minimum_tokens: _builtins.int | None = ...,
+        window_seconds: _builtins.float | None = ...,
+        beta: _builtins.float | None = ...,
+        margin: _builtins.float | None = ...,
+        routed_delta: _builtins.float | None = ...,
+        harvest_delta: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_cap_share", b"_cap_share", "_controller", b"_controller", "_harvest_delta", b"_harvest_delta", "_margin", b"_margin", "_minimum_tokens", b"_minimum_tokens", "_routed_delta", b"_routed_delta", "_window_seconds", b"_window_seconds", "beta", b"beta", "cap_share", b"cap_share", "controller", b"controller", "harvest_delta", b"harvest_delta", "margin", b"margin", "minimum_tokens", b"minimum_tokens", "routed_delta", b"routed_delta", "window_seconds", b"window_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_cap_share", b"_cap_share", "_controller", b"_controller", "_harvest_delta", b"_harvest_delta", "_margin", b"_margin", "_minimum_tokens", b"_minimum_tokens", "_routed_delta", b"_routed_delta", "_window_seconds", b"_window_seconds", "beta", b"beta", "cap_share", b"cap_share", "controller", b"controller", "harvest_delta", b"harvest_delta", "margin", b"margin", "minimum_tokens", b"minimum_tokens", "routed_delta", b"routed_delta", "window_seconds", b"window_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
+    _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
+    _WhichOneofReturnType__cap_share: _TypeAlias = _typing.Literal["cap_share"]  # noqa: Y015
+    _WhichOneofArgType__cap_share: _TypeAlias = _typing.Literal["_cap_share", b"_cap_share"]  # noqa: Y015
+    _WhichOneofReturnType__controller: _TypeAlias = _typing.Literal["controller"]  # noqa: Y015
+    _WhichOneofArgType__controller: _TypeAlias = _typing.Literal["_controller", b"_controller"]  # noqa: Y015
+    _WhichOneofReturnType__harvest_delta: _TypeAlias = _typing.Literal["harvest_delta"]  # noqa: Y015
+    _WhichOneofArgType__harvest_delta: _TypeAlias = _typing.Literal["_harvest_delta", b"_harvest_delta"]  # noqa: Y015
+    _WhichOneofReturnType__margin: _TypeAlias = _typing.Literal["margin"]  # noqa: Y015
+    _WhichOneofArgType__margin: _TypeAlias = _typing.Literal["_margin", b"_margin"]  # noqa: Y015
+    _WhichOneofReturnType__minimum_tokens: _TypeAlias = _typing.Literal["minimum_tokens"]  # noqa: Y015
+    _WhichOneofArgType__minimum_tokens: _TypeAlias = _typing.Literal["_minimum_tokens", b"_minimum_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__routed_delta: _TypeAlias = _typing.Literal["routed_delta"]  # noqa: Y015
+    _WhichOneofArgType__routed_delta: _TypeAlias = _typing.Literal["_routed_delta", b"_routed_delta"]  # noqa: Y015
+    _WhichOneofReturnType__window_seconds: _TypeAlias = _typing.Literal["window_seconds"]  # noqa: Y015
+    _WhichOneofArgType__window_seconds: _TypeAlias = _typing.Literal["_window_seconds", b"_window_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cap_share) -> _WhichOneofReturnType__cap_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__controller) -> _WhichOneofReturnType__controller | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__harvest_delta) -> _WhichOneofReturnType__harvest_delta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin) -> _WhichOneofReturnType__margin | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum_tokens) -> _WhichOneofReturnType__minimum_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__routed_delta) -> _WhichOneofReturnType__routed_delta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_seconds) -> _WhichOneofReturnType__window_seconds | None: ...
+
+Global___SetLimits: _TypeAlias = SetLimits  # noqa: Y015
+
+@_typing.final
 class AttachResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -324,6 +465,7 @@ class AttachResponse(_message.Message):
     PAUSE_SHADOW_FIELD_NUMBER: _builtins.int
     RESUME_SHADOW_FIELD_NUMBER: _builtins.int
     DROP_SESSION_FIELD_NUMBER: _builtins.int
+    SET_LIMITS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -332,6 +474,8 @@ class AttachResponse(_message.Message):
     def resume_shadow(self) -> Global___ResumeShadow: ...
     @_builtins.property
     def drop_session(self) -> Global___DropSession: ...
+    @_builtins.property
+    def set_limits(self) -> Global___SetLimits: ...
     def __init__(
         self,
         *,
@@ -339,12 +483,13 @@ class AttachResponse(_message.Message):
         pause_shadow: Global___PauseShadow | None = ...,
         resume_shadow: Global___ResumeShadow | None = ...,
         drop_session: Global___DropSession | None = ...,
+        set_limits: Global___SetLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "drop_session", b"drop_session", "pause_shadow", b"pause_shadow", "resume_shadow", b"resume_shadow", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "drop_session", b"drop_session", "pause_shadow", b"pause_shadow", "resume_shadow", b"resume_shadow", "set_limits", b"set_limits", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "drop_session", b"drop_session", "pause_shadow", b"pause_shadow", "resume_shadow", b"resume_shadow", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "drop_session", b"drop_session", "pause_shadow", b"pause_shadow", "resume_shadow", b"resume_shadow", "set_limits", b"set_limits", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_directive: _TypeAlias = _typing.Literal["welcome", "pause_shadow", "resume_shadow", "drop_session"]  # noqa: Y015
+    _WhichOneofReturnType_directive: _TypeAlias = _typing.Literal["welcome", "pause_shadow", "resume_shadow", "drop_session", "set_limits"]  # noqa: Y015
     _WhichOneofArgType_directive: _TypeAlias = _typing.Literal["directive", b"directive"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_directive) -> _WhichOneofReturnType_directive | None: ...
 

@@ -467,6 +467,7 @@ class LegStart(_message.Message):
     UPTO_TOKENS_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     NORMAL_PRIORITY_FIELD_NUMBER: _builtins.int
+    SWITCH_PROBABILITY_FIELD_NUMBER: _builtins.int
     leg_id: _builtins.str
     model: _builtins.str
     kind: _common_pb2.LegKind.ValueType
@@ -478,6 +479,8 @@ class LegStart(_message.Message):
     """The dispatcher gives up after this long."""
     normal_priority: _builtins.bool
     """True for a leg of the Eager approach: a request of normal priority, not behind all normal work."""
+    switch_probability: _builtins.float
+    """How likely the session's next call goes to this model, 0 to 1; the engine takes likelier legs first."""
     @_builtins.property
     def session(self) -> _common_pb2.SessionKey: ...
     @_builtins.property
@@ -494,10 +497,11 @@ class LegStart(_message.Message):
         upto_tokens: _builtins.int = ...,
         deadline_seconds: _builtins.float = ...,
         normal_priority: _builtins.bool = ...,
+        switch_probability: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_seconds", b"deadline_seconds", "instance", b"instance", "kind", b"kind", "leg_id", b"leg_id", "model", b"model", "normal_priority", b"normal_priority", "revision", b"revision", "session", b"session", "upto_tokens", b"upto_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_seconds", b"deadline_seconds", "instance", b"instance", "kind", b"kind", "leg_id", b"leg_id", "model", b"model", "normal_priority", b"normal_priority", "revision", b"revision", "session", b"session", "switch_probability", b"switch_probability", "upto_tokens", b"upto_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -634,6 +638,7 @@ class LegFinished(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    COVERED_TOKENS_FIELD_NUMBER: _builtins.int
     leg_id: _builtins.str
     outcome: _common_pb2.LegOutcome.ValueType
     cached_tokens: _builtins.int
@@ -642,6 +647,10 @@ class LegFinished(_message.Message):
     """Seconds the leg took."""
     detail: _builtins.str
     """What went wrong, for the event log; never prompt text."""
+    covered_tokens: _builtins.int
+    """Tokens of the context that the instance holds now, by its own word: an engine with the plugin may cover fewer than
+    it was asked for. Absent: the leg covered all of it.
+    """
     def __init__(
         self,
         *,
@@ -650,12 +659,15 @@ class LegFinished(_message.Message):
         cached_tokens: _builtins.int = ...,
         seconds: _builtins.float = ...,
         detail: _builtins.str = ...,
+        covered_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens", "covered_tokens", b"covered_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "detail", b"detail", "leg_id", b"leg_id", "outcome", b"outcome", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens", "cached_tokens", b"cached_tokens", "covered_tokens", b"covered_tokens", "detail", b"detail", "leg_id", b"leg_id", "outcome", b"outcome", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__covered_tokens: _TypeAlias = _typing.Literal["covered_tokens"]  # noqa: Y015
+    _WhichOneofArgType__covered_tokens: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__covered_tokens) -> _WhichOneofReturnType__covered_tokens | None: ...
 
 Global___LegFinished: _TypeAlias = LegFinished  # noqa: Y015
 

@@ -527,7 +527,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             # What an overrun really cost is charged, too; before the model is warm nothing is known.
             stretch = max(predicted - without, seconds - without) if step.slices and warm and without else 0.0
             memory_bound = step.work.decodes > 0 and not step.work.prefill_tokens
-            self.controller.ran(Iteration(seconds, stretch, memory_bound))
+            self.controller.ran(Iteration(seconds, stretch, memory_bound, step.reason or StepReason.NO_WORK))
         if step.reason is not None:
             budget = min(step.budget.iteration_seconds, without + step.budget.stretch_seconds)
             self.log.add(

@@ -42,7 +42,7 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
 
     def promote(self, blocks: Iterable[Any]) -> None:
         """A normal request hit these blocks."""
-        self.cache.promote(block.block_id for block in blocks)
+        self.cache.promote((block.block_id for block in blocks), self._clock())
 
     # vLLM's interface.
 

@@ -39,6 +39,8 @@ class StepLog:
         self.legs: Counter[tuple[LegKind, LegEnd]] = Counter()
         self.shadow_tokens = 0
         self.shadow_steps = 0
+        self.predicted_seconds = 0.0
+        self.real_seconds = 0.0
         self.over_budget_steps = 0
         self.over_budget_seconds = 0.0
         self.released_jobs = 0
@@ -52,6 +54,8 @@ class StepLog:
         if record.shadow_tokens:
             self.shadow_steps += 1
             self.shadow_tokens += record.shadow_tokens
+            self.predicted_seconds += record.predicted
+            self.real_seconds += record.real
             self.over_budget_steps += record.over > 0
             self.over_budget_seconds += record.over
         if self._trace is not None:

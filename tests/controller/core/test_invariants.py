@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,25 +12,45 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.core.cluster import Begun
 from controller.core.effects import StartLeg
 from controller.core.session import SessionKey
+from controller.core.shadow_jobs import PLUGIN_PREFILL_LEGS
 from pd_shadow.api.v1 import common_pb2 as pb
 from tests.controller.support import GATEWAY, World, world
 
-MODELS = ("a", "b", "c")
+MODELS = ("a", "b")
 keys = st.sampled_from([SessionKey("", "s1"), SessionKey("", "s2"), SessionKey("t", "s1")])
 models = st.sampled_from(MODELS)
 COLOCATED = ("c",)
 names = st.sampled_from(
     [f"{m}-{side}{n}" for m in MODELS for side in ("c" if m in COLOCATED else "pd") for n in (0, 1)]
 )
-tokens = st.integers(1, 20_000)
+tokens = st.integers(1, 9000)
+shares = st.floats(0, 1)
 indexes = st.integers(0, 1000)
+rooms = st.one_of(st.none(), st.integers(0, 6000))
+
+
+class LegEnd(NamedTuple):
+    index: int
+    # Shares of the tokens asked for; None from an engine that does not say.
+    cached: float
+    covered: float | None
+    outcome: pb.LegOutcome.ValueType
+
+
+leg_ends = st.builds(
+    LegEnd,
+    indexes,
+    shares,
+    st.one_of(st.none(), shares),
+    st.sampled_from([pb.LEG_OUTCOME_DONE] * 8 + [outcome for outcome in pb.LegOutcome.values() if outcome]),
+)
 
 
 class ClusterHistory(RuleBasedStateMachine):
     """Drives one core as gateways, engines and time do, in any order."""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(attached=st.dictionaries(names, rooms))
+    def start(self, attached: dict[str, int | None]) -> None:
         self.w: World = world(
             models=MODELS,
             colocated=COLOCATED,
@@ -39,14 +60,19 @@ class ClusterHistory(RuleBasedStateMachine):
         self.calls: list[Begun] = []
         self.lives: Counter[str] = Counter()
         self.connected = True
+        self.rooms = dict(attached)
+        for name, room in attached.items():
+            self.w.attach(name)
+            self.w.beat(name, shadow_room_tokens=room)
 
     def _started(self) -> None:
-        """No leg starts beside normal work or a colocated instance's queue, or on a taken instance or link."""
+        """No leg starts beside normal work unless the plugin sees to that, or on a taken instance or link."""
         for leg in self.w.pump():
             self._check_start(leg)
 
     def _check_start(self, leg: StartLeg) -> None:
-        assert leg.instance.ready
+        # A fetch follows its export at once, even if D has gone suspect meanwhile: the export pins blocks on P.
+        assert leg.instance.ready or (leg.kind == pb.LEG_KIND_FETCH and leg.instance.alive)
         assert self.connected
         if leg.kind == pb.LEG_KIND_FETCH:
             assert leg.instance.gate.shadow_chunks == 1
@@ -54,10 +80,20 @@ class ClusterHistory(RuleBasedStateMachine):
             policy = self.w.cluster.shadow_policy
             assert policy.enabled
             assert leg.normal_priority == policy.eager
-            assert leg.instance.shadow_leg == leg.leg_id
+            assert leg.leg_id in leg.instance.shadow_legs
             assert leg.kind == pb.LEG_KIND_PREFILL or not leg.instance.colocated
-            if not policy.eager:
-                assert not (leg.instance.waiting_requests if leg.instance.colocated else leg.instance.prefill_calls)
+            if leg.instance.request_level:
+                assert len(leg.instance.shadow_legs) == 1
+                if not policy.eager:
+                    assert not (leg.instance.waiting_requests if leg.instance.colocated else leg.instance.prefill_calls)
+            assert list(leg.instance.shadow_legs.values()).count(pb.LEG_KIND_PREFILL) <= PLUGIN_PREFILL_LEGS
+        if leg.kind == pb.LEG_KIND_EXPORT:
+            job = self.w.cluster.jobs.get(leg.session, leg.model)
+            assert job is not None
+            assert job.leg is not None
+            assert job.decode is not None
+            room = job.decode.shadow_room_tokens
+            assert room is None or job.leg.chunk.tokens <= room
         assert leg.upto_tokens % 128 == 0
 
     @rule(key=st.one_of(st.none(), keys), model=models, prompt=tokens)
@@ -67,11 +103,12 @@ class ClusterHistory(RuleBasedStateMachine):
             begun = self.w.begin(model, prompt, session=key)
             self.calls.append(begun)
             self._started()
-            leg = begun.call.prefill.instance.shadow_leg if begun.call.prefill else None
             assert begun.call.colocated == (model in COLOCATED)
-            if leg is not None and not cluster.shadow_policy.eager:
-                # A normal call meets an export, which is short, or a prefill that was told to stop.
-                assert self.w.legs[leg].kind == pb.LEG_KIND_EXPORT or leg in self.w.cancelled
+            for leg in begun.call.prefill.instance.shadow_legs if begun.call.prefill else ():
+                # A normal call meets an export, which is short, a prefill that was told to stop, a plugin, or a peer.
+                started = self.w.legs[leg]
+                stops = started.kind == pb.LEG_KIND_EXPORT or leg in self.w.cancelled
+                assert stops or not started.instance.request_level or cluster.shadow_policy.eager
 
     @precondition(lambda self: self.calls)
     @rule(index=indexes)
@@ -104,30 +141,89 @@ class ClusterHistory(RuleBasedStateMachine):
             self.w.end(begun, prompt, min(cached, prompt), output, outcome=outcome, handoff=handoff)
             self._started()
 
+    @rule(key=keys, model=models, length=st.integers(1000, 9000), ends=st.lists(leg_ends, max_size=12))
+    def follow(self, key: SessionKey, model: str, length: int, ends: list[LegEnd]) -> None:
+        """A call on one model, its context rendered for the other, and some legs upon it: how shadows grow."""
+        self.begin(key, model, length)
+        self.render(key, next(other for other in MODELS if other != model), length, length)
+        self._run(ends)
+
     @rule(key=keys, model=models, length=tokens, kept=tokens)
     def render(self, key: SessionKey, model: str, length: int, kept: int) -> None:
         self.w.render(model, length, min(kept, length), session=key)
         self._started()
 
     @precondition(lambda self: self.w.legs)
-    @rule(
-        index=indexes,
-        cached=tokens,
-        outcome=st.sampled_from([pb.LEG_OUTCOME_DONE] * 4 + [o for o in pb.LegOutcome.values() if o]),
-    )
-    def finish(self, index: int, cached: int, outcome: pb.LegOutcome.ValueType) -> None:
-        leg = list(self.w.legs.values())[index % len(self.w.legs)]
-        for started in self.w.finish(leg, outcome, min(cached, leg.upto_tokens)):
-            self._check_start(started)
+    @rule(ends=st.lists(leg_ends, min_size=1, max_size=12))
+    def finish(self, ends: list[LegEnd]) -> None:
+        self._run(ends)
+
+    def _run(self, ends: list[LegEnd]) -> None:
+        for end in ends:
+            if self.w.legs:
+                leg = list(self.w.legs.values())[end.index % len(self.w.legs)]
+                says = end.covered is not None and not leg.instance.request_level
+                covered = int((end.covered or 0) * leg.upto_tokens) if says else None
+                for started in self.w.finish(leg, end.outcome, int(end.cached * leg.upto_tokens), covered):
+                    self._check_start(started)
+
+    def _life(self, name: str, again: bool) -> str:
+        """The incarnation that is known, or a new one."""
+        if again:
+            return self.w.instance(name).ref.incarnation
+        self.lives[name] += 1
+        return f"life-{self.lives[name]}"
+
+    @rule(name=names, again=st.booleans())
+    def look(self, name: str, again: bool) -> None:
+        self.w.healthy(name, self._life(name, again))
+        self._started()
+
+    @rule(name=names, again=st.booleans(), resident=st.lists(st.tuples(keys, tokens), max_size=3))
+    def attach(self, name: str, again: bool, resident: list[tuple[SessionKey, int]]) -> None:
+        self.w.attach(name, self._life(name, again), resident=resident)
+        assert not self.w.instance(name).request_level
+        self._started()
 
     @rule(name=names)
-    def restart(self, name: str) -> None:
-        self.lives[name] += 1
-        self.w.healthy(name, incarnation=f"life-{self.lives[name]}")
+    def detach(self, name: str) -> None:
+        if name in self.w.streams:
+            self.w.cluster.detach(self.w.now, self.w.instance(name).ref, self.w.streams[name])
+            self._started()
+
+    @rule(name=names, running=st.integers(0, 2), room=rooms)
+    def report(self, name: str, running: int, room: int | None) -> None:
+        self.rooms[name] = room
+        if self.w.instance(name).stream:
+            self.w.beat(name, running=running, shadow_room_tokens=room)
+            assert self.w.instance(name).ready
+            self._started()
+
+    @precondition(lambda self: self.w.legs)
+    @rule(index=indexes, covered=tokens)
+    def progress(self, index: int, covered: int) -> None:
+        leg = list(self.w.legs.values())[index % len(self.w.legs)]
+        self.w.cluster.progressed(self.w.now, leg.instance.ref, leg.session, covered)
+        self._started()
+
+    @precondition(lambda self: len(self.w.cluster.sessions))
+    @rule(index=indexes, model=models, on_prefill=st.booleans(), reset=st.booleans(), remaining=tokens)
+    def evict(self, index: int, model: str, on_prefill: bool, reset: bool, remaining: int) -> None:
+        sessions = list(self.w.cluster.sessions)
+        session = sessions[index % len(sessions)]
+        binding = session.binding(model)
+        ref = binding.prefill if on_prefill else binding.decode
+        if ref is None:
+            return
+        self.w.cluster.shrunk(self.w.now, ref, None if reset else session.key, 0 if reset else remaining)
+        for touched in sessions if reset else [session]:
+            kept = touched.binding(model)
+            assert kept.prefill != ref or kept.prefill_tokens <= (0 if reset else remaining)
+            assert kept.decode != ref or kept.decode_tokens <= (0 if reset else remaining)
         self._started()
 
     @rule(name=names, running=st.integers(0, 3), waiting=st.sampled_from([0, 0, 1]))
-    def report(self, name: str, running: int, waiting: int) -> None:
+    def look_under_load(self, name: str, running: int, waiting: int) -> None:
         lives = self.lives[name]
         self.w.healthy(name, f"life-{lives}" if lives else "1", running, waiting)
         self._started()
@@ -142,20 +238,25 @@ class ClusterHistory(RuleBasedStateMachine):
         self.w.cluster.miss(self.w.now, name, refused=refused)
         self._started()
 
-    @rule(seconds=st.sampled_from([0.05, 1.0, 5.0, 30.0, 120.0]))
-    def wait(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.05, 1.0, 5.0, 30.0, 120.0]), silent=st.sets(names, max_size=2))
+    def wait(self, seconds: float, silent: set[str]) -> None:
         self.w.now += seconds
+        for name in sorted(self.w.streams.keys() - silent):
+            if self.w.instance(name).stream:
+                self.w.beat(name, shadow_room_tokens=self.rooms.get(name))
         self.w.cluster.tick(self.w.now)
         self._started()
 
-    @rule()
-    def flap(self) -> None:
-        self.connected = not self.connected
+    @rule(back=st.sampled_from([True, True, False]))
+    def flap(self, back: bool) -> None:
         if self.connected:
-            self.w.cluster.dispatcher_connected(self.w.now, GATEWAY)
-        else:
+            self.connected = False
             self.w.cluster.dispatcher_left(self.w.now, GATEWAY)
-        self._started()
+            self._started()
+        if back:
+            self.connected = True
+            self.w.cluster.dispatcher_connected(self.w.now, GATEWAY)
+            self._started()
 
     @invariant()
     def shadow_tokens_are_conserved(self) -> None:
@@ -170,7 +271,7 @@ class ClusterHistory(RuleBasedStateMachine):
     def reservations_match_what_is_in_flight(self) -> None:
         cluster = self.w.cluster
         instances = list(cluster.registry)
-        legs = [leg for i in instances for leg in (i.shadow_leg, i.fetch_leg) if leg]
+        legs = [leg for i in instances for leg in (*i.shadow_legs, i.fetch_leg) if leg]
         assert len(legs) == len(set(legs)) == cluster.jobs.legs_in_flight
         chunks = sum(i.gate.shadow_chunks for i in instances)
         pushing = sum(1 for j in cluster.jobs if j.leg and j.leg.kind != pb.LEG_KIND_PREFILL)
@@ -180,6 +281,17 @@ class ClusterHistory(RuleBasedStateMachine):
             assert set(instance.prefill_calls) | instance.decode_calls <= set(cluster.calls)
             if instance.colocated:
                 assert instance.gate.normal_transfers == instance.gate.shadow_chunks == 0
+
+    @invariant()
+    def legs_book_what_they_covered_and_no_more(self) -> None:
+        for job in self.w.cluster.jobs:
+            if job.leg is not None:
+                assert job.leg.booked <= job.leg.covered <= job.leg.chunk.end
+
+    @invariant()
+    def a_stream_belongs_to_a_living_instance_with_the_plugin(self) -> None:
+        for instance in self.w.cluster.registry:
+            assert not instance.stream or (instance.alive and not instance.request_level)
 
     @invariant()
     def sessions_are_counted_where_they_are_bound(self) -> None:
@@ -209,5 +321,5 @@ class ClusterHistory(RuleBasedStateMachine):
         assert cluster.shadow_ledger.resident == 0
 
 
-ClusterHistory.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+ClusterHistory.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestClusterHistory = ClusterHistory.TestCase

@@ -324,7 +324,7 @@ def test_legs_on_a_vanished_instance_end_at_once_and_late_words_change_nothing(
     w.healthy(name, incarnation="2")
     (again,) = w.pump()
     assert again.instance.ref.incarnation == "2" or again.instance.name != name
-    assert (old.shadow_leg, old.fetch_leg, old.gate.shadow_chunks) == (None, None, 0)
+    assert (old.shadow_legs, old.fetch_leg, old.gate.shadow_chunks) == ({}, None, 0)
     assert w.cancelled[leg.leg_id] == pb.SHADOW_REASON_INSTANCE_LOST
     pushed = w.cluster.shadow_ledger.pushed
     w.finish(leg)

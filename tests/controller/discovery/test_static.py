@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from controller.config import ControllerConfig
+from controller.core.instance import Facts, LoadReport
+from controller.core.registry import Declared
 from controller.discovery import vllm_metrics
 from controller.discovery.static import StaticDiscovery
 from controller.server.plane import Plane
 from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.api.v1.engine_pb2 import Load
 
 METRICS = """\
 # HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
@@ -45,9 +48,11 @@ class FakeVllm:
     start: float = 1_700_000_000.5
     health: int = 200
     served: str = "m"
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def app(self) -> web.Application:
         async def health(_: web.Request) -> web.Response:
+            self.looked.set()
             return web.Response(status=self.health)
 
         async def metrics(_: web.Request) -> web.Response:
@@ -141,6 +146,36 @@ async def test_an_unhealthy_engine_becomes_suspect_and_recovers(engine: FakeVllm
     await state_becomes(plane, pb.INSTANCE_STATE_SUSPECT)
     engine.health = 200
     await state_becomes(plane, pb.INSTANCE_STATE_READY)
+
+
+async def test_an_engine_that_also_attaches_is_one_instance_and_its_own_word_counts(
+    engine: FakeVllm, plane: Plane
+) -> None:
+    await state_becomes(plane, pb.INSTANCE_STATE_READY)
+    discovered = plane.cluster.registry.named("p0")
+    named = Declared("p0", "m", pb.ROLE_PREFILL, engine.url)
+    attachment = plane.attach(named, Facts("1700000000.50", 128, "sha256", 16384), [])
+    with plane.turn() as (cluster, now):
+        cluster.heartbeat(now, attachment.ref, attachment.stream, LoadReport(plugin=Load()))
+    # The second look from now on starts when what the first one saw is told.
+    for _ in range(2):
+        engine.looked.clear()
+        await engine.looked.wait()
+    (instance,) = plane.cluster.registry
+    assert instance is discovered
+    assert not instance.request_level
+    assert (instance.load.running, instance.foreign_requests, instance.load.failed_transfers) == (0, 0, 3)
+    engine.health = 503
+    for _ in range(2):
+        engine.looked.clear()
+        await engine.looked.wait()
+    assert instance.ready
+    plane.detach(attachment)
+    assert not instance.ready
+    engine.health = 200
+    await state_becomes(plane, pb.INSTANCE_STATE_READY)
+    assert plane.cluster.registry.named("p0") is instance
+    assert (instance.request_level, instance.load.running) == (False, 2)
 
 
 async def test_an_engine_that_serves_another_model_is_not_taken(engine: FakeVllm) -> None:

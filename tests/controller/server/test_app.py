@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import grpc
@@ -14,8 +14,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from controller.config import ControllerConfig
-from controller.core.instance import LoadReport
+from controller.core.effects import Limits
+from controller.core.instance import Instance, LoadReport
 from controller.core.registry import Declared
+from controller.core.session import SessionKey
 from controller.server.app import LIVENESS, READINESS, Controller
 from controller.server.plane import QUEUE_LIMIT, Plane
 from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2, engine_pb2_grpc, placement_pb2_grpc
@@ -215,6 +217,13 @@ async def test_streams_are_capped() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="two")).read()
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        attached = await attach(channel)
+        other = engine_pb2_grpc.EngineServiceStub(channel).Attach()
+        await other.write(hello(ref=common_pb2.InstanceRef(name="c-d1", incarnation="x1")))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await other.read()
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        attached.cancel()
 
 
 async def test_a_dispatcher_too_far_behind_is_cut_off(controller: Controller) -> None:
@@ -222,6 +231,8 @@ async def test_a_dispatcher_too_far_behind_is_cut_off(controller: Controller) ->
     message = pb.WatchShadowWorkResponse()
     assert all(subscription.offer(message) for _ in range(QUEUE_LIMIT))
     assert not subscription.offer(message)
+    subscription.close()
+    assert len([message async for message in subscription.messages()]) == QUEUE_LIMIT
 
 
 async def test_watching_the_cluster_shows_every_change(controller: Controller, channel: grpc.aio.Channel) -> None:
@@ -372,27 +383,138 @@ async def test_a_policy_that_cannot_be_is_refused_and_changes_nothing(
     assert (policy.approach, policy.enabled, policy.gate_probability) == ("harvest-slo", True, 0.0)
 
 
-async def test_an_instance_attaches_reports_and_leaves(controller: Controller, channel: grpc.aio.Channel) -> None:
-    stub = engine_pb2_grpc.EngineServiceStub(channel)
-    hello = engine_pb2.Hello(
-        ref=common_pb2.InstanceRef(name="c-d0", incarnation="x1"),
-        role=common_pb2.ROLE_DECODE,
-        model="c",
-        url="http://c-d0:1",
-        block_size=16,
-    )
-    stream = stub.Attach()
-    await stream.write(engine_pb2.AttachRequest(hello=hello))
+def hello(**change: object) -> engine_pb2.AttachRequest:
+    given = {
+        "ref": common_pb2.InstanceRef(name="c-d0", incarnation="x1"),
+        "role": common_pb2.ROLE_DECODE,
+        "model": "c",
+        "url": "http://c-d0:1",
+        "block_size": 16,
+        **change,
+    }
+    return engine_pb2.AttachRequest(hello=engine_pb2.Hello(**given))  # type: ignore[arg-type]
+
+
+async def attach(channel: grpc.aio.Channel, **change: object) -> grpc.aio.StreamStreamCall:
+    """A stream whose Hello was accepted."""
+    stream = engine_pb2_grpc.EngineServiceStub(channel).Attach()
+    await stream.write(hello(**change))
     assert (await stream.read()).HasField("welcome")
-    instance = controller.plane.cluster.registry.named("c-d0")
+    assert (await stream.read()).HasField("resume_shadow")
+    return stream
+
+
+async def until(controller: Controller, true: Callable[[], bool]) -> None:
+    """Wait until the core says so; it ticks all the time."""
+    while not true():
+        with controller.plane.turn():
+            await asyncio.sleep(0)
+
+
+def named(controller: Controller, name: str = "c-d0") -> Instance:
+    instance = controller.plane.cluster.registry.named(name)
     assert instance is not None
+    return instance
+
+
+async def test_an_instance_attaches_reports_and_leaves(controller: Controller, channel: grpc.aio.Channel) -> None:
+    stream = await attach(channel, plugin_version="1.2.3", vllm_version="0.32.0", hardware="gpu-7")
+    instance = named(controller)
     assert instance.ready
-    assert not instance.request_level
+    load = engine_pb2.Load(
+        running=2,
+        waiting=1,
+        kv_usage=0.5,
+        shadow_blocks=3,
+        shadow_cap_blocks=10,
+        slack_seconds=-0.5,
+        shadow_room_tokens=320,
+        step_reason=common_pb2.STEP_REASON_NO_BUDGET,
+    )
+    await stream.write(engine_pb2.AttachRequest(load=load))
+    await until(controller, lambda: instance.load.running == 2)
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    listed = (await admin.ListInstances(admin_pb2.ListInstancesRequest())).instances
+    shown = {i.endpoint.ref.name: i for i in listed}
+    assert (shown["c-d0"].request_level, shown["c-d0"].hardware) == (False, "gpu-7")
+    assert shown["c-d0"].plugin == admin_pb2.Plugin(version="1.2.3", vllm_version="0.32.0", attached=True, load=load)
+    assert (shown["a-d0"].request_level, shown["a-d0"].HasField("plugin")) == (True, False)
     stream.cancel()
     events = controller.plane.cluster.events
     while events()[-1].reason != "suspect":
         await controller.plane.changes()
     assert not instance.ready
+    left = (await admin.GetInstance(admin_pb2.GetInstanceRequest(name="c-d0"))).instance.plugin
+    assert (left.attached, left.load) == (False, load)
+
+
+async def test_an_attached_instance_says_what_it_holds_of_sessions(
+    controller: Controller, channel: grpc.aio.Channel
+) -> None:
+    resident = [engine_pb2.ResidentSession(session=SESSION, tokens=1000)]
+    stream = await attach(channel, resident_sessions=resident)
+    session = controller.plane.cluster.sessions.get(SessionKey("", "s"))
+    assert session is not None
+    binding = session.bindings["c"]
+    assert (binding.decode, binding.decode_tokens) == (("c-d0", "x1"), 992)
+    # What says nothing this version knows changes nothing.
+    await stream.write(engine_pb2.AttachRequest())
+    await stream.write(engine_pb2.AttachRequest(event=engine_pb2.EngineEvent()))
+    progress = engine_pb2.ShadowProgress(session=SESSION, covered_tokens=16)
+    await stream.write(engine_pb2.AttachRequest(shadow_progress=progress))
+    evicted = engine_pb2.EngineEvent(kind=engine_pb2.ENGINE_EVENT_KIND_SESSION_EVICTED, session=SESSION, tokens=500)
+    await stream.write(engine_pb2.AttachRequest(event=evicted))
+    await until(controller, lambda: binding.decode_tokens == 496)
+    reset = engine_pb2.EngineEvent(kind=engine_pb2.ENGINE_EVENT_KIND_CACHE_RESET)
+    await stream.write(engine_pb2.AttachRequest(event=reset))
+    await until(controller, lambda: binding.decode_tokens == 0)
+    stream.cancel()
+
+
+async def test_directives_go_down_the_stream(controller: Controller, channel: grpc.aio.Channel) -> None:
+    stream = await attach(channel)
+    with controller.plane.turn() as (cluster, now):
+        cluster.limit_engines(now, common_pb2.ROLE_DECODE, Limits(cap_share=0.0, minimum_tokens=64))
+        cluster.pause_engines(now, paused=True)
+    limits = (await stream.read()).set_limits
+    assert {field.name: value for field, value in limits.ListFields()} == {"cap_share": 0.0, "minimum_tokens": 64}
+    assert (await stream.read()).HasField("pause_shadow")
+    stream.cancel()
+
+
+async def test_the_latest_stream_of_an_instance_counts(controller: Controller, channel: grpc.aio.Channel) -> None:
+    first = await attach(channel)
+    second = await attach(channel)
+    assert await first.read() is grpc.aio.EOF
+    instance = named(controller)
+    await second.write(engine_pb2.AttachRequest(load=engine_pb2.Load(running=1)))
+    await until(controller, lambda: instance.load.running == 1)
+    assert instance.ready
+    newer = await attach(channel, ref=common_pb2.InstanceRef(name="c-d0", incarnation="x2"))
+    assert await second.read() is grpc.aio.EOF
+    late = engine_pb2_grpc.EngineServiceStub(channel).Attach()
+    await late.write(hello())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await late.read()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert details(caught.value)[0] == "REJECTION_REASON_STALE_INCARNATION"
+    assert named(controller).ready
+    newer.cancel()
+
+
+async def test_an_instance_that_was_given_up_is_asked_to_attach_again(
+    controller: Controller, channel: grpc.aio.Channel
+) -> None:
+    stream = await attach(channel)
+    with controller.plane.turn() as (cluster, now):
+        cluster.tick(now + cluster.config.discovery.gone_after_seconds)
+    await stream.write(engine_pb2.AttachRequest(load=engine_pb2.Load()))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream.read()
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    again = await attach(channel)
+    assert named(controller).ready
+    again.cancel()
 
 
 @pytest.mark.parametrize(
@@ -401,31 +523,78 @@ async def test_an_instance_attaches_reports_and_leaves(controller: Controller, c
         ({"role": common_pb2.ROLE_UNSPECIFIED}, grpc.StatusCode.INVALID_ARGUMENT, "hello.role"),
         ({"url": "c-d0:1"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.url"),
         ({"block_size": 0}, grpc.StatusCode.INVALID_ARGUMENT, "hello.block_size"),
+        ({"hardware": "x" * 129}, grpc.StatusCode.INVALID_ARGUMENT, "hello.hardware"),
+        (
+            {"resident_sessions": [engine_pb2.ResidentSession()]},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "hello.resident_sessions[0].session.session_id",
+        ),
+        (
+            {"resident_sessions": [engine_pb2.ResidentSession(session=SESSION)] * 4097},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "hello.resident_sessions",
+        ),
         ({"model": "a", "block_size": 64}, grpc.StatusCode.FAILED_PRECONDITION, "hello"),
         (
             {"model": "a", "block_size": 128, "role": common_pb2.ROLE_COLOCATED},
             grpc.StatusCode.FAILED_PRECONDITION,
             "hello",
         ),
+        (
+            {"ref": common_pb2.InstanceRef(name="a-d0", incarnation="x1"), "model": "b", "block_size": 128},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "hello.model",
+        ),
     ],
 )
 async def test_a_bad_hello_is_refused(
     channel: grpc.aio.Channel, change: dict[str, object], code: grpc.StatusCode, field: str
 ) -> None:
-    hello = {
-        "ref": common_pb2.InstanceRef(name="c-d0", incarnation="x1"),
-        "role": common_pb2.ROLE_DECODE,
-        "model": "c",
-        "url": "http://c-d0:1",
-        "block_size": 16,
-        **change,
-    }
     stream = engine_pb2_grpc.EngineServiceStub(channel).Attach()
-    await stream.write(engine_pb2.AttachRequest(hello=engine_pb2.Hello(**hello)))  # type: ignore[arg-type]
+    await stream.write(hello(**change))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream.read()
     assert caught.value.code() == code
     assert list(details(caught.value)[1]) == [field]
+
+
+@pytest.mark.parametrize("messages", [[], [engine_pb2.AttachRequest(load=engine_pb2.Load())], [hello(), hello()]])
+async def test_a_stream_has_one_hello_and_it_comes_first(
+    channel: grpc.aio.Channel, messages: list[engine_pb2.AttachRequest]
+) -> None:
+    stream = engine_pb2_grpc.EngineServiceStub(channel).Attach(iter(messages))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [response async for response in stream]
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert list(details(caught.value)[1]) == ["message"]
+
+
+async def test_an_engine_too_far_behind_is_cut_off_once_it_has_read_what_waits(controller: Controller) -> None:
+    named_ = Declared("c-d0", "c", common_pb2.ROLE_DECODE, "http://c-d0:1")
+    attachment = controller.plane.attach(named_, facts(), [])
+    with controller.plane.turn() as (cluster, now):
+        for _ in range(QUEUE_LIMIT + 1):
+            cluster.pause_engines(now, paused=True)
+    assert not attachment.offer(engine_pb2.AttachResponse())
+    assert len([message async for message in attachment.messages()]) == QUEUE_LIMIT
+
+
+async def test_a_leg_may_cover_less_than_it_was_asked(controller: Controller, channel: grpc.aio.Channel) -> None:
+    placement = placement_pb2_grpc.PlacementServiceStub(channel)
+    work = placement.WatchShadowWork(pb.WatchShadowWorkRequest(gateway_id="gw"))
+    await work.initial_metadata()
+    await placement.BeginCall(begin(session=SESSION))
+    rendered = pb.ContextRendered(session=SESSION, model="b", revision=1, tokens=5000)
+    await placement.ReportShadowWork(pb.ReportShadowWorkRequest(gateway_id="gw", context_rendered=rendered))
+    first = (await work.read()).leg_start
+    ended = pb.LegFinished(leg_id=first.leg_id, outcome=common_pb2.LEG_OUTCOME_DONE, covered_tokens=1024)
+    await placement.ReportShadowWork(pb.ReportShadowWorkRequest(gateway_id="gw", leg_finished=ended))
+    second = (await work.read()).leg_start
+    assert (second.kind, second.upto_tokens) == (common_pb2.LEG_KIND_PREFILL, 4096)
+    nothing = pb.LegFinished(leg_id=second.leg_id, outcome=common_pb2.LEG_OUTCOME_DONE, covered_tokens=0)
+    await placement.ReportShadowWork(pb.ReportShadowWorkRequest(gateway_id="gw", leg_finished=nothing))
+    ledger = (await admin_pb2_grpc.AdminServiceStub(channel).GetLedger(admin_pb2.GetLedgerRequest())).shadow
+    assert (ledger.prefilled_tokens, ledger.wasted_tokens, ledger.resident_tokens) == (1024, 1024, 0)
 
 
 async def test_metrics_are_served_and_carry_reasons(controller: Controller, channel: grpc.aio.Channel) -> None:

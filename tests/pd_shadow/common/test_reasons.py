@@ -1,5 +1,6 @@
 from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.common.reasons import label, labels
+from pd_shadow.policy.base import StepReason
 
 
 def test_labels_are_the_enum_names_without_prefix() -> None:
@@ -13,3 +14,8 @@ def test_a_value_from_a_newer_peer_is_its_number() -> None:
 
 def test_all_labels_leave_out_unspecified() -> None:
     assert labels(pb.Handoff.DESCRIPTOR) == ["handed_off", "recomputed", "none"]
+
+
+def test_every_step_reason_is_an_api_reason() -> None:
+    assert labels(pb.StepReason.DESCRIPTOR) == [reason.value for reason in StepReason]
+    assert [reason.name.lower() for reason in StepReason] == [reason.value for reason in StepReason]

@@ -14,6 +14,8 @@ from .test_call import ended, events
 USER = {"role": "user", "content": "hello there, keep me warm"}
 SESSION = common_pb2.SessionKey(session_id="s1")
 
+ROUTED = {"pd_shadow_routed": 1, "pd_shadow_session": "/s1"}
+
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
@@ -33,6 +35,7 @@ async def test_a_whole_answer_is_one_leg_and_its_usage_passes_unchanged(rig: Rig
         "messages": [{"role": "user", "content": "hi"}],
         "foo": {"any": 1},
         "cache_salt": "mine",
+        "vllm_xargs": ROUTED,
     }
     assert sent.headers["X-Request-Id"] == headers["X-Request-Id"]
     assert payload["usage"] == rig.ac._usage(sent.body, 2)
@@ -96,7 +99,7 @@ async def test_token_ids_reach_only_callers_who_asked(rig: Rig, stream: bool, pa
 async def test_unusual_requests_go_to_the_engine_as_they_came(rig: Rig, change: dict[str, Any]) -> None:
     body = {"model": "a", "prompt": "hello", **change}
     assert (await rig.post("/v1/completions", body, X_Session_ID="s1"))[0] == 200
-    assert rig.ac.calls()[0].body == body
+    assert rig.ac.calls()[0].body == {**body, "vllm_xargs": ROUTED}
     assert (await ended(rig)).outcome == common_pb2.CALL_OUTCOME_COMPLETED
 
 

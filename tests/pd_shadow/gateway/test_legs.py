@@ -78,12 +78,29 @@ def test_forwarding_strips_what_callers_may_not_say() -> None:
         "ec_transfer_params": {},
         "session_id": "s",
     }
-    assert legs.forwarded({**body, "vllm_xargs": {"kv_transfer_params": 1, "x": 2}}, "salt") == {
-        "model": "a",
-        "session_id": "s",
-        "vllm_xargs": {"x": 2},
-        "cache_salt": "salt",
+    xargs = {"kv_transfer_params": 1, "pd_shadow_leg": "export", "pd_shadow_routed": 0, "x": 2}
+    kept = {"model": "a", "session_id": "s", "cache_salt": "salt"}
+    assert legs.forwarded({**body, "vllm_xargs": xargs}, "salt", None) == {**kept, "vllm_xargs": {"x": 2}}
+    assert legs.forwarded(body, "salt", None) == kept
+    routed = {"pd_shadow_routed": 1, "pd_shadow_session": "acme/a%2Fb"}
+    assert legs.forwarded({**body, "vllm_xargs": xargs}, "salt", ("acme", "a/b")) == {
+        **kept,
+        "vllm_xargs": {"x": 2, **routed},
     }
+
+
+@pytest.mark.parametrize(
+    ("payload", "covered", "end"),
+    [
+        ({"kv_transfer_params": {"pd_shadow": {"covered_tokens": 256, "end": "no_room"}}}, 256, "no_room"),
+        ({"kv_transfer_params": {"pd_shadow": {"covered_tokens": -1, "end": 3}}}, None, ""),
+        ({"kv_transfer_params": {"pd_shadow": []}}, None, ""),
+        ({"kv_transfer_params": None}, None, ""),
+        ([], None, ""),
+    ],
+)
+def test_what_an_engine_with_the_plugin_says_of_a_leg(payload: Any, covered: int | None, end: str) -> None:
+    assert (legs.shadow_covered(payload), legs.shadow_end(payload)) == (covered, end)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def leg(
         revision=revision,
         upto_tokens=upto,
         deadline_seconds=deadline,
+        switch_probability=0.25,
     )
     return placement_pb2.WatchShadowWorkResponse(leg_start=start)
 
@@ -147,6 +148,7 @@ async def test_prefill_export_fetch(rig: Rig) -> None:
         "stream": False,
         "priority": 1_000_000,
         "cache_salt": "salted",
+        "vllm_xargs": {"pd_shadow_leg": "prefill", "pd_shadow_session": "/s1", "pd_shadow_probability": 0.25},
     }
     done = await run(rig, leg(rig, common_pb2.LEG_KIND_EXPORT, rendered.revision, upto, "e"))
     assert done.outcome == common_pb2.LEG_OUTCOME_DONE
@@ -161,6 +163,17 @@ async def test_prefill_export_fetch(rig: Rig) -> None:
     done = await run(rig, leg(rig, common_pb2.LEG_KIND_FETCH, rendered.revision, upto, "f2"))
     assert done.outcome == common_pb2.LEG_OUTCOME_STALE
     assert rig.metric("shadow_legs_total", kind="fetch", outcome="done") == 1
+
+
+async def test_an_engine_with_the_plugin_may_cover_less_than_it_was_asked(rig: Rig) -> None:
+    rendered = await warmed(rig)
+    result = {"covered_tokens": 8, "computed_tokens": 4, "end": "no_room"}
+    rig.bp.script = lambda seen: (200, {"choices": [], "kv_transfer_params": {"pd_shadow": result}})
+    done = await run(rig, leg(rig, common_pb2.LEG_KIND_PREFILL, rendered.revision, 16, "p"))
+    assert (done.outcome, done.covered_tokens, done.detail) == (common_pb2.LEG_OUTCOME_DONE, 8, "no_room")
+    result["end"] = "not_cached"
+    done = await run(rig, leg(rig, common_pb2.LEG_KIND_EXPORT, rendered.revision, 16, "e"))
+    assert (done.outcome, done.covered_tokens, done.detail) == (common_pb2.LEG_OUTCOME_FAILED, 8, "not_cached")
 
 
 async def test_the_same_leg_never_runs_twice(rig: Rig) -> None:
