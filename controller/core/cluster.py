@@ -64,6 +64,10 @@ class Warmth(NamedTuple):
     switch_probability: float
 
 
+# What computes shadows.
+COMPUTING_ROLES = (common.ROLE_PREFILL, common.ROLE_COLOCATED)
+
+
 class Cluster:
     """Sessions, instances, calls, shadow jobs and their ledgers.
 
@@ -94,7 +98,9 @@ class Cluster:
         self._connected: set[str] = set()
         self._left: dict[str, float] = {}
         # What engines with the plugin were told, for those that attach later.
-        self._engine_limits: dict[common.Role.ValueType, Limits] = {}
+        self._engine_limits: dict[common.Role.ValueType, Limits] = {
+            role: Limits(controller=self.shadow_policy.engine_controller(role)) for role in COMPUTING_ROLES
+        }
         self._engines_paused = False
         self._effects: list[Effect] = []
         self._events: deque[Event] = deque(maxlen=config.limits.events_kept)
@@ -382,6 +388,8 @@ class Cluster:
         self._now = now
         self.shadow_policy = policy
         self.jobs.follow(policy)
+        for role in COMPUTING_ROLES:
+            self.limit_engines(now, role, Limits(controller=policy.engine_controller(role)))
         state = "enabled" if policy.enabled else "paused"
         self._event(admin.EVENT_KIND_SHADOW_POLICY, policy.approach, state, str(policy))
         self._schedule(now)

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from controller.config import ShadowConfig
 from controller.core.rejection import invalid_field
+from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.policy import approach as approaches
 from pd_shadow.policy.approach import TRAITS, Approach, EngineController, Traits
+
+PREFILL_WINDOW = "prefill-window"
+"""The plugin's controller for prefill instances."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,14 @@ class ShadowPolicy:
     def eager(self) -> bool:
         """Whether shadow work is held back for nobody."""
         return self.traits.controller is EngineController.EAGER
+
+    def engine_controller(self, role: pb.Role.ValueType) -> str:
+        """Who decides inside an engine with the plugin, by the plugin's own name."""
+        if not self.enabled:
+            return EngineController.OFF.value
+        # Which of the harvesting controllers is a question of decodes, and P has none.
+        window = role == pb.ROLE_PREFILL and not self.eager
+        return PREFILL_WINDOW if window else self.traits.controller.value
 
     def changed(
         self,

@@ -32,6 +32,7 @@ MODES = ("disaggregated", "colocated")
     show_default=True,
     help="What the second run does: no-shadow, harvest, harvest-slo, predictive or eager.",
 )
+@click.option("--stock", is_flag=True, help="Stock engines, directed at request level, instead of the engine plugin.")
 @click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 4; 2 with --quick]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Sessions, gaps and traffic follow from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
@@ -43,6 +44,7 @@ def demo(
     engine: str,
     mode: str,
     approach: str,
+    stock: bool,
     sessions: int | None,
     seed: int,
     json_file: Path | None,
@@ -52,8 +54,8 @@ def demo(
     """Replay agent sessions that switch models, cold and then with shadow prefill, on a whole cluster on loopback.
 
     Starts a controller, a gateway and four vLLM servers (two models, a prefill and a decode instance each; with --mode
-    colocated one instance each) on the CPU, and stops them again. The engines are stock ones directed at request level,
-    where harvest and harvest-slo are the same, and have no host tier.
+    colocated one instance each) on the CPU, and stops them again. With --stock the engines run without the plugin and
+    are directed at request level, where harvest and harvest-slo are the same.
 
     Exit code 0: every call was answered and both runs generated the same tokens. 1: not so, or something did not start.
     2: wrong usage. 130: interrupted.
@@ -80,7 +82,7 @@ def demo(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--approach") from error
     plan = whole.Plan.quick(seed) if quick else whole.Plan(seed=seed)
-    plan = replace(plan, mode=Mode(mode), approach=chosen)
+    plan = replace(plan, mode=Mode(mode), approach=chosen, stock=stock)
     if sessions is not None:
         plan = replace(plan, sessions=sessions)
     if json_file is not None and not json_file.parent.is_dir():

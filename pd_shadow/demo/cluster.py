@@ -18,10 +18,18 @@ from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pd_shadow.demo import models
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
 from pd_shadow.engine.vllm.command import EngineCommand
-from pd_shadow.engine.vllm.settings import Role
+from pd_shadow.engine.vllm.settings import PluginSettings, ReporterSettings, Role
 from pd_shadow.policy.approach import Approach
 
 HOST = "127.0.0.1"
+HARDWARE = "this-machine"
+"""All engines share the machine's cores: shadow work waits until none of them has normal work."""
+PLUGIN_MINIMUM_TOKENS = 128
+"""One block, which is what a core computes in well under a tenth of a second at contexts of 10K tokens."""
+STOCK_BATCHED_TOKENS = 128
+"""Bounds every iteration of a stock engine, for it does not tell a shadow's from others."""
+PLUGIN_BATCHED_TOKENS = 512
+"""The plugin bounds shadow iterations by itself, so that normal prefills need not be cut as small as those."""
 BOOT_SECONDS = 300.0
 CONTROL_SECONDS = 60.0
 
@@ -55,7 +63,8 @@ class Cluster:
     """Async context manager: engines are healthy inside it, and nothing is left running after it.
 
     `run_dir` receives logs and configuration, `cache_dir` the built models. `progress` is called with a line of text
-    whenever a process is ready. Raises ProcessDiedError when a process does not come up.
+    whenever a process is ready. Engines run the plugin unless `stock`. Raises ProcessDiedError when a process does not
+    come up.
     """
 
     def __init__(
@@ -65,11 +74,15 @@ class Cluster:
         specs: Sequence[models.ModelSpec] = (models.SMALL, models.LARGE),
         progress: Progress | None = None,
         mode: Mode = Mode.DISAGGREGATED,
+        stock: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self.cache_dir = cache_dir
         self.specs = tuple(specs)
         self.mode = mode
+        self.stock = stock
+        # Engines with the plugin are told at their start where controllers are found.
+        self.controller_address = ""
         self.commands: dict[str, EngineCommand] = {}
         self._engines: dict[str, ManagedProcess] = {}
         self._progress = progress or (lambda line: None)
@@ -111,9 +124,9 @@ class Cluster:
     @contextlib.asynccontextmanager
     async def control_plane(self, approach: Approach, name: str = "control") -> AsyncIterator[ControlPlane]:
         """A fresh controller and gateway over the running engines, for as long as the block runs."""
-        grpc_port, metrics_port, gateway_port = free_ports(3)
+        metrics_port, gateway_port = free_ports(2)
         config = self.run_dir / f"{name}-controller.yaml"
-        config.write_text(yaml.safe_dump(self._controller_config(grpc_port, metrics_port, approach)))
+        config.write_text(yaml.safe_dump(self._controller_config(metrics_port, approach)))
         program = [sys.executable, "-c", "from pd_shadow.cli.main import main; main()"]
         controller = ManagedProcess(
             f"{name} controller",
@@ -122,7 +135,7 @@ class Cluster:
             self.run_dir / f"{name}-controller.log",
             f"http://{HOST}:{metrics_port}/metrics",
         )
-        address = f"{HOST}:{grpc_port}"
+        address = self.controller_address
         gateway_url = f"http://{HOST}:{gateway_port}"
         gateway = ManagedProcess(
             f"{name} gateway",
@@ -157,7 +170,9 @@ class Cluster:
                 while missing:
                     seen = await admin.ListInstances(admin_pb2.ListInstancesRequest())
                     missing -= {
-                        i.endpoint.ref.name for i in seen.instances if i.state == common_pb2.INSTANCE_STATE_READY
+                        i.endpoint.ref.name
+                        for i in seen.instances
+                        if i.state == common_pb2.INSTANCE_STATE_READY and i.request_level == self.stock
                     }
                     missing -= await self._served_models(gateway_url)
                     await asyncio.sleep(POLL_SECONDS)
@@ -170,7 +185,8 @@ class Cluster:
 
     async def _prepare(self) -> None:
         roles = ROLES[self.mode]
-        ports = free_ports(2 * len(roles) * len(self.specs))
+        *ports, controller_port = free_ports(2 * len(roles) * len(self.specs) + 1)
+        self.controller_address = f"{HOST}:{controller_port}"
         folders = {}
         for spec in self.specs:
             folders[spec.name] = await asyncio.to_thread(models.build, spec, self.cache_dir)
@@ -178,14 +194,17 @@ class Cluster:
         for role in roles:
             for spec in self.specs:
                 name = f"{spec.name}-{role}"
+                port = ports.pop()
                 command = EngineCommand(
                     model_dir=folders[spec.name],
                     served_name=spec.name,
                     role=role,
                     host=HOST,
-                    port=ports.pop(),
+                    port=port,
                     side_channel_port=None if role is Role.COLOCATED else ports.pop(),
                     max_model_len=spec.max_model_len,
+                    plugin=None if self.stock else self._plugin(name, f"http://{HOST}:{port}"),
+                    max_num_batched_tokens=STOCK_BATCHED_TOKENS if self.stock else PLUGIN_BATCHED_TOKENS,
                 )
                 self.commands[name] = command
                 self._engines[name] = ManagedProcess(
@@ -211,9 +230,16 @@ class Cluster:
         await process.wait_healthy(self._session(), BOOT_SECONDS)
         self._progress(f"{process.name} ready")
 
-    def _controller_config(self, grpc_port: int, metrics_port: int, approach: Approach) -> dict[str, object]:
+    def _plugin(self, name: str, url: str) -> PluginSettings:
+        return PluginSettings(
+            minimum_tokens=PLUGIN_MINIMUM_TOKENS,
+            trace_file=self.run_dir / f"{name}-steps.jsonl",
+            reporter=ReporterSettings(controller=self.controller_address, name=name, url=url, hardware=HARDWARE),
+        )
+
+    def _controller_config(self, metrics_port: int, approach: Approach) -> dict[str, object]:
         return {
-            "listen": f"{HOST}:{grpc_port}",
+            "listen": self.controller_address,
             "metrics_listen": f"{HOST}:{metrics_port}",
             "discovery": {
                 "static": [
@@ -222,8 +248,7 @@ class Cluster:
                         "model": command.served_name,
                         "role": str(command.role),
                         "url": command.url,
-                        # All engines share the machine's cores: shadow work waits until none of them has normal work.
-                        "hardware": "this-machine",
+                        "hardware": HARDWARE,
                     }
                     for name, command in self.commands.items()
                 ],

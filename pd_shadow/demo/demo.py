@@ -37,6 +37,8 @@ class Plan:
     mode: Mode = Mode.DISAGGREGATED
     # Of the second run; the first is cold.
     approach: Approach = DEFAULT
+    # Engines without the plugin.
+    stock: bool = False
 
     @classmethod
     def quick(cls, seed: int) -> "Plan":
@@ -65,6 +67,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
             specs,
             progress=lambda line: progress.advance(boot) if not line.startswith("control") else None,
             mode=plan.mode,
+            stock=plan.stock,
         ) as cluster:
             boot_seconds = time.monotonic() - started
             bar = progress.add_task("Calls", total=2 * sum(len(session.steps) for session in sessions))
@@ -82,8 +85,8 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
         mode=plan.mode,
         config={
             **asdict(plan),
-            # Harvest and Harvest-SLO are one and the same rule there.
-            "shadow_admission": "request level, stock engines",
+            # At request level Harvest and Harvest-SLO are one and the same rule.
+            "shadow_admission": "request level, stock engines" if plan.stock else "iteration level, engine plugin",
             "length_scale": f"1/{SCALE}",
             "concurrent_sessions": CONCURRENT_SESSIONS,
             "normal_requests_per_second_per_model": REQUESTS_PER_SECOND,

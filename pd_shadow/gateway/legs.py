@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pd_shadow.api.v1 import common_pb2
 from pd_shadow.engine.vllm import session_tag, tags
@@ -252,20 +252,24 @@ def shadow_xargs(kind: common_pb2.LegKind.ValueType, session: tuple[str, str], p
     return {tags.LEG: leg.value, tags.SESSION: session_tag.encode(*session), tags.PROBABILITY: probability}
 
 
-def shadow_covered(payload: Any) -> int | None:
-    """Tokens the leg covers, as an engine with the plugin says; None from a stock engine, which covers all of it."""
-    params = payload.get("kv_transfer_params") if isinstance(payload, dict) else None
-    result = params.get(tags.RESULT) if isinstance(params, dict) else None
-    covered = result.get("covered_tokens") if isinstance(result, dict) else None
-    return covered if isinstance(covered, int) and covered >= 0 else None
+class ShadowResult(NamedTuple):
+    """An engine with the plugin on a leg: tokens it holds now, tokens it computed for the leg, and why it ended."""
+
+    covered_tokens: int
+    computed_tokens: int
+    end: str
 
 
-def shadow_end(payload: Any) -> str:
-    """Why a leg ended, in the plugin's word; empty from a stock engine."""
+def shadow_result(payload: Any) -> ShadowResult | None:
+    """The plugin's word in a leg's answer; None from a stock engine, which covers all it was asked."""
     params = payload.get("kv_transfer_params") if isinstance(payload, dict) else None
     result = params.get(tags.RESULT) if isinstance(params, dict) else None
-    end = result.get("end") if isinstance(result, dict) else None
-    return end[:64] if isinstance(end, str) else ""
+    if not isinstance(result, dict):
+        return None
+    covered, computed, end = (result.get(key) for key in ("covered_tokens", "computed_tokens", "end"))
+    if not isinstance(covered, int) or not isinstance(computed, int) or covered < 0 or computed < 0:
+        return None
+    return ShadowResult(covered, computed, end[:64] if isinstance(end, str) else "")
 
 
 def export_params() -> Json:

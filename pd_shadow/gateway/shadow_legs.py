@@ -128,16 +128,19 @@ class ShadowLegs:
         )
         if reply.status != 200:
             return _Ended(common_pb2.LEG_OUTCOME_FAILED, detail=f"the engine answered with status {reply.status}")
-        covered = legs.shadow_covered(reply.json)
+        result = legs.shadow_result(reply.json)
+        covered, why = (result.covered_tokens, result.end) if result is not None else (None, "")
+        # An engine that ends a leg before it admits it says nothing of cached tokens.
+        cached = max(0, result.covered_tokens - result.computed_tokens) if result is not None else _cached(reply)
         if leg.kind == common_pb2.LEG_KIND_EXPORT:
             params = legs.transfer_params(reply.json)
             if params is None:
-                why = legs.shadow_end(reply.json) or "the engine returned no transfer parameters"
-                return _Ended(common_pb2.LEG_OUTCOME_FAILED, _cached(reply), why, covered)
+                why = why or "the engine returned no transfer parameters"
+                return _Ended(common_pb2.LEG_OUTCOME_FAILED, cached, why, covered)
             expires_at = asyncio.get_running_loop().time() + self._config.export_hold_seconds
             export = Export(rendering.tokens, leg.upto_tokens, params, expires_at)
             self._contexts.hold_export(session, leg.model, export)
-        return _Ended(common_pb2.LEG_OUTCOME_DONE, _cached(reply), legs.shadow_end(reply.json), covered)
+        return _Ended(common_pb2.LEG_OUTCOME_DONE, cached, why, covered)
 
 
 def _ended(task: "asyncio.Task[_Ended]") -> _Ended:

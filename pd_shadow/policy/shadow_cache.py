@@ -9,6 +9,7 @@ while it is free, and leaves the class when something else takes it (eviction), 
 normal request hits it (promotion).
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -129,6 +130,13 @@ class ShadowCache:
                 if block in self._shadow:
                     del self._shadow[block]
                     self._normal[block] = now
+
+    def expire(self, blocks: Iterable[int]) -> None:
+        """Of these blocks, free members become cold and the next to be reused of their class, last ones first."""
+        for block in blocks:
+            if block in self._shadow:
+                self._shadow[block] = -math.inf
+                self._shadow.move_to_end(block, last=False)
 
     def set_cap(self, cap: int) -> None:
         """Change the cap; members beyond it leave the class once they are free, the least recently used first.

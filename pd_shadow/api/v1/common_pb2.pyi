@@ -272,6 +272,8 @@ class _StepReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepReason
     """None: what fits is less than is worth its overhead."""
     STEP_REASON_NO_ROOM: _StepReason.ValueType  # 12
     """None: there is no free shadow KV."""
+    STEP_REASON_HARDWARE_BUSY: _StepReason.ValueType  # 13
+    """None: another engine on the same hardware has normal work."""
 
 class StepReason(_StepReason, metaclass=_StepReasonEnumTypeWrapper):
     """Why an engine's iteration carried shadow tokens, or why it carried none."""
@@ -301,6 +303,8 @@ STEP_REASON_BELOW_MINIMUM: StepReason.ValueType  # 11
 """None: what fits is less than is worth its overhead."""
 STEP_REASON_NO_ROOM: StepReason.ValueType  # 12
 """None: there is no free shadow KV."""
+STEP_REASON_HARDWARE_BUSY: StepReason.ValueType  # 13
+"""None: another engine on the same hardware has normal work."""
 Global___StepReason: _TypeAlias = StepReason  # noqa: Y015
 
 class _GateReason:

@@ -54,6 +54,10 @@ class Attachment:
         if self._reporter is not None and session:
             self._residency.hold(session, blocks)
 
+    def held(self, session: str) -> Sequence[int]:
+        """The blocks of a session's context, from its beginning."""
+        return self._residency.blocks(session)
+
     def progress(self, session: str, covered_tokens: int) -> None:
         """A session's shadow leg covers so many tokens now."""
         if self._reporter is not None and session:

@@ -29,6 +29,11 @@ class Residency:
                 remaining[session] = min(tokens, remaining.get(session, tokens))
         return remaining
 
+    def blocks(self, session: str) -> list[int]:
+        """The blocks a session was the last to use, from the beginning of its context."""
+        owned = sorted((index, block) for block, (owner, index) in self._owner.items() if owner == session)
+        return [block for _, block in owned]
+
     def clear(self) -> None:
         """The whole cache was reset."""
         self._owner.clear()

@@ -76,6 +76,10 @@ class PluginSettings(Config):
     controller: Controller | None = None
     """Unset: prefill-window on a prefill instance, harvest-slo on a colocated one. Changeable at run time."""
     minimum_tokens: int = Field(default=MINIMUM_TOKENS, ge=1)
+    """Fewer are not worth the overhead they bring to the requests they run beside (n_min of Algorithm 1)."""
+    idle_minimum_tokens: int = Field(default=16, ge=1)
+    """The same where shadow work runs alone. Algorithm 1 has one minimum, at which long contexts get nothing: the longer
+    a context, the fewer of its tokens fit an iteration's budget."""
     beta: Share = BETA
     margin: Share = MARGIN
     routed_delta: Share = ROUTED_DELTA

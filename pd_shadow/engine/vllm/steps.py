@@ -46,7 +46,7 @@ class StepLog:
         self.released_jobs = 0
         self.evicted_blocks = 0
         self.last: StepRecord | None = None
-        self._trace: IO[str] | None = trace_file.open("a") if trace_file else None
+        self._trace: IO[str] | None = trace_file.open("a", buffering=1) if trace_file else None
 
     def add(self, record: StepRecord) -> None:
         self.last = record

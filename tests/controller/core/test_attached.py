@@ -482,6 +482,32 @@ def test_settings_reach_the_engines_of_a_role_now_and_when_they_attach() -> None
     assert w.told == [LimitEngine(b1, both), PauseEngine(b1, True), PauseEngine(d1, True)]
 
 
+@pytest.mark.parametrize(
+    ("change", "on_p", "on_colocated"),
+    [
+        ({"approach": "harvest"}, "prefill-window", "harvest"),
+        ({"approach": "eager"}, "eager", "eager"),
+        ({"approach": "no-shadow"}, "off", "off"),
+        ({"enabled": False}, "off", "off"),
+    ],
+)
+def test_engines_follow_the_approach_in_force(change: dict[str, Any], on_p: str, on_colocated: str) -> None:
+    w = world(plugin=True, models=("a", "c"), colocated=("c",))
+    w.pump()
+
+    def controllers() -> dict[str, str | None]:
+        told, w.told[:] = list(w.told), []
+        return {t.instance.name: t.limits.controller for t in told if isinstance(t, LimitEngine)}
+
+    assert controllers() == {"a-p0": "prefill-window", "c-c0": "harvest-slo"}
+    w.cluster.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(**change))
+    w.pump()
+    assert controllers() == {"a-p0": on_p, "c-c0": on_colocated}
+    w.attach("c-c1")
+    w.pump()
+    assert controllers() == {"c-c1": on_colocated}
+
+
 def test_paused_engines_get_no_legs_until_they_go_on() -> None:
     w = world(plugin=True)
     w.cluster.pause_engines(w.now, paused=True)

@@ -90,17 +90,22 @@ def test_forwarding_strips_what_callers_may_not_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "covered", "end"),
+    ("result", "expected"),
     [
-        ({"kv_transfer_params": {"pd_shadow": {"covered_tokens": 256, "end": "no_room"}}}, 256, "no_room"),
-        ({"kv_transfer_params": {"pd_shadow": {"covered_tokens": -1, "end": 3}}}, None, ""),
-        ({"kv_transfer_params": {"pd_shadow": []}}, None, ""),
-        ({"kv_transfer_params": None}, None, ""),
-        ([], None, ""),
+        ({"covered_tokens": 256, "computed_tokens": 128, "end": "no_room"}, (256, 128, "no_room")),
+        ({"covered_tokens": 256, "computed_tokens": 0, "end": 3}, (256, 0, "")),
+        ({"covered_tokens": -1, "computed_tokens": 0, "end": "done"}, None),
+        ({"covered_tokens": 256, "end": "done"}, None),
+        ([], None),
+        (None, None),
     ],
 )
-def test_what_an_engine_with_the_plugin_says_of_a_leg(payload: Any, covered: int | None, end: str) -> None:
-    assert (legs.shadow_covered(payload), legs.shadow_end(payload)) == (covered, end)
+def test_what_an_engine_with_the_plugin_says_of_a_leg(result: Any, expected: tuple[int, int, str] | None) -> None:
+    assert legs.shadow_result({"kv_transfer_params": {"pd_shadow": result}}) == expected
+
+
+def test_a_stock_engine_says_nothing_of_a_leg() -> None:
+    assert legs.shadow_result({"kv_transfer_params": None}) is legs.shadow_result([]) is None
 
 
 @pytest.mark.parametrize(

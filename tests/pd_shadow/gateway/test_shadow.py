@@ -171,6 +171,7 @@ async def test_an_engine_with_the_plugin_may_cover_less_than_it_was_asked(rig: R
     rig.bp.script = lambda seen: (200, {"choices": [], "kv_transfer_params": {"pd_shadow": result}})
     done = await run(rig, leg(rig, common_pb2.LEG_KIND_PREFILL, rendered.revision, 16, "p"))
     assert (done.outcome, done.covered_tokens, done.detail) == (common_pb2.LEG_OUTCOME_DONE, 8, "no_room")
+    assert done.cached_tokens == 4
     result["end"] = "not_cached"
     done = await run(rig, leg(rig, common_pb2.LEG_KIND_EXPORT, rendered.revision, 16, "e"))
     assert (done.outcome, done.covered_tokens, done.detail) == (common_pb2.LEG_OUTCOME_FAILED, 8, "not_cached")
