@@ -78,7 +78,7 @@ class PluginSettings(Config):
     minimum_tokens: int = Field(default=MINIMUM_TOKENS, ge=1)
     """Fewer are not worth the overhead they bring to the requests they run beside (n_min of Algorithm 1)."""
     idle_minimum_tokens: int = Field(default=16, ge=1)
-    """The same where shadow work runs alone. Algorithm 1 has one minimum, at which long contexts get nothing: the longer
+    """The same where shadow work runs alone. With one minimum, as in Algorithm 1, long contexts get nothing: the longer
     a context, the fewer of its tokens fit an iteration's budget."""
     beta: Share = BETA
     margin: Share = MARGIN
