@@ -9,6 +9,7 @@ while it is free, and leaves the class when something else takes it (eviction), 
 normal request hits it (promotion).
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
@@ -123,6 +124,13 @@ class ShadowCache:
             self._members.discard(block)
             if block in self._shadow:
                 self._normal[block] = self._shadow.pop(block)
+
+    def expire(self, blocks: Iterable[int]) -> None:
+        """Of these blocks, free members become cold and the next to be reused of their class, last ones first."""
+        for block in blocks:
+            if block in self._shadow:
+                self._shadow[block] = -math.inf
+                self._shadow.move_to_end(block, last=False)
 
     def set_cap(self, cap: int) -> None:
         """Change the cap; free members beyond it, least recently used first, leave the class to be reused first."""

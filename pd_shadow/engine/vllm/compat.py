@@ -11,14 +11,17 @@ TESTED_MINORS = ("0.32",)
 SETTING = "allow_untested_version"
 
 SCHEDULER = (
-    "connector", "defer_block_free", "failed_recving_kv_req_ids", "finished_recving_kv_req_ids", "kv_cache_config",
-    "kv_cache_manager", "kv_holding_waiting", "deferred_waiting", "log_stats", "max_num_scheduled_tokens", "policy",
-    "requests", "running", "scheduler_config", "use_eagle", "vllm_config", "waiting", "_connector_finished",
-    "_free_request", "_pause_state", "_preempt_request", "_update_request_with_output",
-    "_update_waiting_for_remote_kv",
+    "cache_config", "connector", "deferred_waiting", "finished_recving_kv_req_ids", "finished_req_ids",
+    "kv_cache_config", "kv_cache_manager", "kv_holding_waiting", "log_stats", "lora_config", "max_num_running_reqs",
+    "max_num_scheduled_tokens", "num_lookahead_tokens", "policy", "requests", "running", "scheduler_config",
+    "vllm_config", "waiting", "_free_request", "_free_request_blocks", "_inflight_prefills", "_pause_state",
+    "_preempt_request", "_set_kv_fetch_stage", "_update_request_with_output", "_update_waiting_for_remote_kv",
 )  # fmt: skip
 """Attributes of vLLM's scheduler."""
-KV_CACHE_MANAGER = ("allocate_slots", "block_pool", "coordinator", "create_kv_cache_blocks", "get_block_ids")
+KV_CACHE_MANAGER = (
+    "allocate_slots", "block_pool", "coordinator", "create_kv_cache_blocks", "evict_blocks", "get_block_ids",
+    "get_blocks",
+)  # fmt: skip
 BLOCK_POOL = ("blocks", "free_block_queue", "get_new_blocks", "touch")
 FREE_QUEUE = (
     "append", "append_n", "get_all_free_blocks", "iter_blocks_after", "num_free_blocks", "popleft", "popleft_n",

@@ -1,5 +1,6 @@
 """Shadow legs inside the engine, in the order they are worked on."""
 
+import bisect
 import enum
 from collections.abc import Iterator
 from typing import Any
@@ -33,9 +34,13 @@ class Job:
         self.session = tag.session
         self.target_tokens = target_tokens
         self.computed_tokens = 0
-        self.progressed = now
-        # A fetch whose KV is on its way; its blocks cannot be taken back.
+        # When it came, or when its load began.
+        self.since = now
+        # KV for it is on its way; its blocks cannot be taken back before it is there, or has failed to come.
         self.loading = False
+        self.failed = False
+        # Why it cannot be admitted at all.
+        self.refused: LegEnd | None = None
 
     @property
     def request_id(self) -> str:
@@ -43,10 +48,11 @@ class Job:
 
 
 class JobQueue:
-    """Jobs by request id, likeliest switch first, then first come first served."""
+    """Jobs by request id, and by kind: likeliest switch first, then first come first served."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
+        self._order: dict[LegKind, list[Job]] = {kind: [] for kind in LegKind}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -59,14 +65,17 @@ class JobQueue:
 
     def add(self, job: Job) -> None:
         self._jobs[job.request_id] = job
+        bisect.insort(self._order[job.kind], job, key=lambda job: -job.probability)
 
     def get(self, request_id: str) -> Job | None:
         return self._jobs.get(request_id)
 
-    def remove(self, job: Job) -> None:
-        self._jobs.pop(job.request_id, None)
+    def remove(self, request_id: str) -> None:
+        """Forget a job; one that is not there is no error."""
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
+            self._order[job.kind].remove(job)
 
     def of(self, kind: LegKind) -> list[Job]:
         """Jobs of one kind in working order."""
-        # Python's sort is stable, and the dictionary keeps the order of arrival.
-        return sorted((job for job in self._jobs.values() if job.kind is kind), key=lambda job: -job.probability)
+        return list(self._order[kind])

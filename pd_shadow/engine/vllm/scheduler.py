@@ -7,9 +7,10 @@ again. vLLM's own code admits them, allocates for them and runs them; it never s
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import vllm
@@ -17,9 +18,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
+from pd_shadow.common.config import ConfigError
 from pd_shadow.engine.vllm import compat, settings, shadow_blocks
 from pd_shadow.engine.vllm.jobs import Job, JobQueue, LegEnd
 from pd_shadow.engine.vllm.settings import Controller, PluginSettings, Role
@@ -37,6 +39,10 @@ JOBS_PER_STEP = 2
 GROWTH = 2
 PROBE_SECONDS = 1.0
 CALL = "pd_shadow_call"
+# Where vLLM must preempt a request for a joined shadow, it is a shadow.
+LAST = sys.maxsize
+# Without one of these NIXL takes a fetch for granted and never hears of it again.
+REMOTE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
 
 
 class Call:
@@ -51,8 +57,18 @@ class Call:
         self.first_token_at: float | None = None
 
 
+class Part(NamedTuple):
+    """A prefill job before a step: tokens it has, blocks it holds, free cached ones it would take up, what it lacks."""
+
+    job: Job
+    start: int
+    held: int
+    hits: Sequence[Any]
+    lacking: int
+
+
 class Slice(NamedTuple):
-    """A job's part in a step. `life` tells whether the job still held its blocks when the step ended."""
+    """A job's share of a step. `life` tells whether the job still held its blocks when the step ended."""
 
     job: Job
     start: int
@@ -76,11 +92,20 @@ class Step(NamedTuple):
         return sum(part.tokens for part in self.slices)
 
 
+class Answer(NamedTuple):
+    """The answer to a leg that has ended; sent once the step whose output is `after` has ended."""
+
+    client_index: int
+    output: Any
+    after: Any
+
+
 class ShadowScheduler(Scheduler):  # type: ignore[misc]
     """For `--scheduler-cls`. Raises IncompatibleVllmError or ConfigError at start where it cannot keep its promises."""
 
     # vLLM's own.
     max_num_scheduled_tokens: int
+    num_lookahead_tokens: int
     block_size: int
     waiting: Any
 
@@ -97,6 +122,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self.free_queue = shadow_blocks.install(
             pool, int(self.plugin.cap_share * self._pool_blocks), self.plugin.cold_seconds, time.monotonic
         )
+        self._groups = len(self.kv_cache_config.kv_cache_groups)
         self._stock_allocate_slots = self.kv_cache_manager.allocate_slots
         self.kv_cache_manager.allocate_slots = self._allocate_slots
         self.use_controller(self.plugin.controller or _default_controller(self.role))
@@ -104,8 +130,11 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self._last_end = 0.0
         self._longest_chunk = self.plugin.minimum_tokens
         self._probed = -PROBE_SECONDS
-        # Legs that ended and whose answers wait for the end of the step.
-        self._answers: list[tuple[int, EngineCoreOutput]] = []
+        # When last something ran, waited or was loaded.
+        self._moved = time.monotonic()
+        # Jobs in vLLM's queues, during one step.
+        self._joined: list[Job] = []
+        self._answers: list[Answer] = []
         self._pinned: dict[str, int] = {}
 
     # Run-time control.
@@ -140,51 +169,53 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             setattr(request, CALL, Call(tagged, arrived, tagged.ttft_slo or self._ttft_slo(request.num_prompt_tokens)))
             super().add_request(request)
             return
-        whole_blocks = request.num_prompt_tokens // self.block_size * self.block_size
-        self.jobs.add(Job(request, tag, whole_blocks, time.monotonic()))
+        # vLLM knows the request until it has ended, but has it in its queues only while it runs or is admitted.
+        self.requests[request.request_id] = request
+        request.priority = LAST
         if self.connector is not None:
             self.connector.on_new_request(request)
+        self.jobs.add(Job(request, tag, self._cut(request), time.monotonic()))
         if self.log_stats:
             request.record_event(EngineCoreEventType.QUEUED)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
-        if request_ids is None:
-            ids = [*self.requests, *(job.request_id for job in self.jobs)]
-        else:
-            ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        for request_id in ids:
-            job = self.jobs.get(request_id)
-            if job is not None:
-                # vLLM frees only what it knows, and tells the connector, which lets P's blocks go.
-                self.requests.setdefault(request_id, job.request)
-                self.jobs.remove(job)
-        finished: list[Any] = super().finish_requests(ids, finished_status)
+        finished: list[Any] = super().finish_requests(request_ids, finished_status)
+        for request in finished:
+            self.jobs.remove(request.request_id)
         return finished
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
-        self._end_what_can_end(now)
+        self._settle(now)
+        self._make_way()
         budget, granted, slices = self._plan(now, throttle_prefills)
         limit = self.max_num_scheduled_tokens
         if slices:
             # vLLM serves the running requests in order, so that what is left for the last ones is exact.
-            self.max_num_scheduled_tokens = min(limit, self._normal_tokens() + sum(part.tokens for part in slices))
-        joined = self._join(slices)
+            normal = sum(tokens for _, tokens in self._normal_tokens())
+            self.max_num_scheduled_tokens = min(limit, normal + sum(part.tokens for part in slices))
+        self._join(slices)
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self.max_num_scheduled_tokens = limit
-            self._part(joined)
+            self._part(now)
         self._note_step(output, now, budget, granted)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        if model_runner_output.kv_connector_output is not None:
+            self._note_failed_loads(model_runner_output.kv_connector_output)
         self._end_step(scheduler_output, time.monotonic())
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
-        self._end_fetches()
+        self._end_loads()
+        in_flight = [step.output for step in self._steps]
         answers, self._answers = self._answers, []
-        for client_index, answer in answers:
-            outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(answer)
+        for answer in answers:
+            if any(answer.after is output for output in in_flight):
+                self._answers.append(answer)
+            else:
+                outputs.setdefault(answer.client_index, EngineCoreOutputs()).outputs.append(answer.output)
         return outputs
 
     def _update_request_with_output(self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any) -> Any:
@@ -193,17 +224,39 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             call.first_token_at = time.monotonic()
         return super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
 
+    def get_request_counts(self) -> tuple[int, int]:
+        """Normal requests: one that has the engine to itself keeps it, whatever joins it for a step."""
+        running, waiting = super().get_request_counts()
+        joined = sum(job.request.status == RequestStatus.RUNNING for job in self._joined)
+        return running - joined, waiting - (len(self._joined) - joined)
+
     def get_num_unfinished_requests(self) -> int:
         unfinished: int = super().get_num_unfinished_requests()
-        if self._pause_state == PauseState.PAUSED_ALL:
-            return unfinished
-        return unfinished + len(self.jobs) + len(self._answers)
+        match self._pause_state:
+            case PauseState.UNPAUSED:
+                return unfinished + len(self.jobs) + len(self._answers)
+            case PauseState.PAUSED_NEW:
+                # Only what is on its way still ends.
+                return unfinished + sum(job.loading for job in self.jobs) + len(self._answers)
+        return unfinished
+
+    def has_finished_requests(self) -> bool:
+        if self.finished_req_ids or self.connector is None:
+            return bool(self.finished_req_ids)
+        # vLLM takes what it knows and has in no queue for finished; jobs are not.
+        return len(self.requests) - len(self.jobs) > sum(self.get_request_counts())
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        super().set_pause_state(pause_state)
+        self._moved = time.monotonic()
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         for job in self.jobs:
             if not job.loading:
                 self._end(job, LegEnd.PAUSED)
         done: bool = super().reset_prefix_cache(*args, **kwargs)
+        if done:
+            self.free_queue.forget()
         return done
 
     def shutdown(self) -> None:
@@ -215,58 +268,66 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
     def _plan(self, now: float, throttled: bool) -> tuple[Budget, Grant, list[Slice]]:
         """What the next step carries of prefill jobs."""
         refused = Budget.refused(StepReason.NO_WORK)
-        jobs = self.jobs.of(LegKind.PREFILL)
-        if not jobs or self.controller is None:
+        if self.controller is None or not self.jobs.of(LegKind.PREFILL):
             return refused, Grant(0, StepReason.NO_WORK), []
         if self._pause_state != PauseState.UNPAUSED or throttled:
             return refused, Grant(0, StepReason.PAUSED), []
-        self._release_for(jobs[0])
+        parts = self._next_parts()
+        if not parts:
+            return refused, Grant(0, StepReason.NO_WORK), []
         batch = self._batch(now)
         in_flight = any(step.slices for step in self._steps)
         if in_flight and not batch.requests:
             # One step ahead: an arrival waits for one shadow iteration, never for two.
             return refused, Grant(0, StepReason.IN_FLIGHT), []
         budget = self.controller.budget(batch)
-        parts = [self._part_of(job) for job in jobs[:JOBS_PER_STEP]]
-        lacking = [job.target_tokens - start for job, start, _, _ in parts]
-        room = self._room_tokens(parts, lacking)
-        work = self._normal_work()
-        most = min(sum(lacking), GROWTH * self._longest_chunk, self.max_num_scheduled_tokens - self._normal_tokens())
+        # What steps in flight are stretched by is spent, too, and not booked yet.
+        ahead = sum(self.latency.seconds(step.work) - self.latency.seconds(step.normal_work) for step in self._steps)
+        budget = budget._replace(stretch_seconds=budget.stretch_seconds - ahead)
+        room = self._room_tokens(parts)
+        work, normal = StepWork(), 0
+        for request, tokens in self._normal_tokens():
+            work = _with_request(work, request, request.num_computed_tokens, tokens)
+            normal += tokens
+        lacking = sum(part.lacking for part in parts)
+        most = min(lacking, GROWTH * self._longest_chunk, self.max_num_scheduled_tokens - normal)
 
         def work_with(tokens: int) -> StepWork:
             whole = work
-            for (_, start, _, _), left in zip(parts, lacking, strict=True):
-                whole = whole.with_prefill(min(tokens, left), start)
-                tokens -= min(tokens, left)
+            for part in parts:
+                whole = whole.with_prefill(min(tokens, part.lacking), part.start)
+                tokens -= min(tokens, part.lacking)
             return whole
 
+        first = parts[0]
         if self.latency.warm:
             granted = grant(
-                budget, lambda n: self.latency.seconds(work_with(n)),
-                wanted=max(0, most), room=room, minimum=self.plugin.minimum_tokens,
+                budget, lambda n: self.latency.seconds(work_with(n)), wanted=max(0, most), room=room,
+                minimum=min(self.plugin.minimum_tokens, first.lacking),
             )  # fmt: skip
         else:
             granted = Grant(0, StepReason.BELOW_MINIMUM if budget.iteration_seconds else budget.reason)
         if granted.reason is StepReason.BELOW_MINIMUM and not batch.requests and not batch.waiting:
-            granted = self._probe(now, jobs[0], lacking[0], room)
+            granted = self._probe(now, first, room)
         if granted.reason is StepReason.NO_ROOM:
-            self._end(jobs[0], LegEnd.NO_ROOM)
+            self._end(first.job, LegEnd.NO_ROOM)
             return budget, granted, []
         slices = []
         left = granted.tokens
-        for (job, start, _, _), lack in zip(parts, lacking, strict=True):
+        for part in parts:
             if left > 0:
-                slices.append(Slice(job, start, min(left, lack), job.request.num_preemptions))
-                left -= min(left, lack)
+                tokens = min(left, part.lacking)
+                slices.append(Slice(part.job, part.start, tokens, part.job.request.num_preemptions))
+                left -= tokens
         return budget, granted, slices
 
-    def _probe(self, now: float, job: Job, lacking: int, room: int) -> Grant:
+    def _probe(self, now: float, first: Part, room: int) -> Grant:
         """The smallest chunk on an idle engine: the model learns from it, however wrong it was before."""
-        least = min(self.plugin.minimum_tokens, lacking)
+        least = min(self.plugin.minimum_tokens, first.lacking)
         if room < least:
             return Grant(0, StepReason.NO_ROOM)
         if self.latency.warm and now - self._probed < PROBE_SECONDS:
-            self._end(job, LegEnd.BELOW_MINIMUM)
+            self._end(first.job, LegEnd.BELOW_MINIMUM)
             return Grant(0, StepReason.BELOW_MINIMUM)
         self._probed = now
         return Grant(least, StepReason.PROBE)
@@ -293,157 +354,205 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             )
         return Batch(now, waiting, tpot_slo, requests)
 
-    def _part_of(self, job: Job) -> tuple[Job, int, int, list[Any]]:
-        """A prefill job, the tokens it has, the blocks it holds, and cached ones it would take up again."""
-        if job.request.status == RequestStatus.RUNNING:
-            held = len(self.kv_cache_manager.get_block_ids(job.request_id)[0])
-            return job, job.request.num_computed_tokens, held, []
-        hits, tokens = self._cached(job)
-        return job, tokens, len(hits[0]), [block for group in hits for block in group]
+    def _next_parts(self) -> list[Part]:
+        """The first jobs that lack tokens. Those that lack none end on the way, less likely ones let go of blocks."""
+        parts: list[Part] = []
+        longest = self._longest_part()
+        for job in self.jobs.of(LegKind.PREFILL):
+            requests = [*self.running, *(part.job.request for part in parts), job.request]
+            if job.loading or not self._adapters_fit(requests):
+                continue
+            hits: list[Any] = []
+            if _holds_blocks(job):
+                start = job.request.num_computed_tokens
+                held = len(self.kv_cache_manager.coordinator.get_blocks(job.request_id)[0])
+            else:
+                groups, start = self._cached(job)
+                held = len(groups[0])
+                hits = _free(groups)
+            if start < job.target_tokens:
+                if not parts:
+                    self._release_for(job)
+                parts.append(Part(job, start, held, hits, min(job.target_tokens - start, longest)))
+            elif not _holds_blocks(job):
+                self._end(job, LegEnd.DONE)
+            if len(parts) == JOBS_PER_STEP:
+                break
+        return parts
 
-    def _room_tokens(self, parts: Sequence[tuple[Job, int, int, list[Any]]], lacking: Sequence[int]) -> int:
-        """Tokens of shadow KV that the jobs of a step can get, in order."""
-        hits = {block.block_id: block for *_, found in parts for block in found if block.ref_cnt == 0}
-        groups = len(self.kv_cache_config.kv_cache_groups)
-        blocks = self.free_queue.room(list(hits.values())) // groups
-        tokens = 0
-        for (_, start, held, _), lack in zip(parts, lacking, strict=True):
-            ready = held * self.block_size - start
-            needed = -(-(lack - ready) // self.block_size)
+    def _room_tokens(self, parts: Sequence[Part]) -> int:
+        """Tokens of shadow KV for the jobs of a step, in order; earlier ones may evict for it what later ones hit."""
+        hits: dict[int, Any] = {}
+        tokens = used = 0
+        for part in parts:
+            hits.update((block.block_id, block) for block in part.hits)
+            blocks = self.free_queue.room(list(hits.values())) // self._groups - used
+            ready = part.held * self.block_size - part.start - self.num_lookahead_tokens
+            needed = max(0, -(-(part.lacking - ready) // self.block_size))
             if blocks < needed:
-                return tokens + max(0, ready + blocks * self.block_size)
-            blocks -= max(0, needed)
-            tokens += lack
+                return tokens + max(0, ready + max(0, blocks) * self.block_size)
+            used += needed
+            tokens += part.lacking
         return tokens
 
-    def _normal_tokens(self) -> int:
-        """Tokens vLLM will schedule for the requests that run, as it counts them itself."""
-        longest = self.scheduler_config.long_prefill_token_threshold
-        total = 0
-        for request in self.running:
-            tokens = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-            total += min(tokens, longest) if longest > 0 else tokens
-        return min(total, self.max_num_scheduled_tokens)
+    def _longest_part(self) -> int:
+        """The most tokens that vLLM gives one request in a step."""
+        config = self.scheduler_config
+        longest: int = config.long_prefill_token_threshold
+        if not longest or len(self.running) < 2:
+            return self.max_num_scheduled_tokens
+        if config.long_prefill_token_threshold_adaptive:
+            longest = max(longest, config.max_num_batched_tokens // len(self.running))
+        return min(longest, self.max_num_scheduled_tokens)
 
-    def _normal_work(self) -> StepWork:
-        work = StepWork()
-        left = self.max_num_scheduled_tokens
+    def _normal_tokens(self) -> Iterator[tuple[Any, int]]:
+        """The tokens vLLM will schedule for each request that runs, as it counts them itself."""
+        left, longest = self.max_num_scheduled_tokens, self._longest_part()
         for request in self.running:
-            tokens = min(
-                left, request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-            )
+            computed, ahead = request.num_computed_tokens, request.num_output_placeholders
+            if ahead and computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens:
+                # Its last token is in flight.
+                continue
+            tokens = min(left, longest, request.num_tokens_with_spec + ahead - computed)
             left -= tokens
-            work = _with_request(work, request, request.num_computed_tokens, tokens)
-        return work
+            yield request, tokens
+
+    def _adapters_fit(self, requests: Iterable[Any]) -> bool:
+        """Whether one step can hold the LoRA adapters of all; vLLM looks only when it admits a request."""
+        if self.lora_config is None:
+            return True
+        adapters = {request.lora_request.lora_int_id for request in requests if request.lora_request}
+        return bool(len(adapters) <= self.lora_config.max_loras)
 
     # Joining vLLM's queues for one step.
 
-    def _join(self, slices: Sequence[Slice]) -> list[Job]:
-        joined = []
-        for part in slices:
-            if part.job.request.status == RequestStatus.RUNNING:
-                self.running.append(part.job.request)
+    def _join(self, slices: Sequence[Slice]) -> None:
+        self._joined = [part.job for part in slices]
+        for job in self._joined:
+            if _holds_blocks(job):
+                self.running.append(job.request)
             else:
-                self._admit(part.job)
-            joined.append(part.job)
+                self.waiting.add_request(job.request)
         fetch = self._next_fetch()
         if fetch is not None:
-            self._admit(fetch)
-            joined.append(fetch)
-        return joined
+            self.waiting.add_request(fetch.request)
+            self._joined.append(fetch)
 
-    def _admit(self, job: Job) -> None:
-        self.requests[job.request_id] = job.request
-        self.waiting.add_request(job.request)
-
-    def _part(self, joined: Sequence[Job]) -> None:
+    def _part(self, now: float) -> None:
+        joined, self._joined = self._joined, []
         for job in joined:
             request = job.request
+            # What a parked job still lacks is nothing that loads of normal requests leave room for.
+            self._inflight_prefills.discard(request)
             if request in self.running:
                 self.running.remove(request)
-            elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-                job.loading = True
-                self.kv_holding_waiting.remove_requests([request])
-            else:
-                self.waiting.remove_requests([request])
-                self.kv_holding_waiting.remove_requests([request])
-                # Not admitted this time: out of vLLM's sight until the next try.
-                self.requests.pop(job.request_id, None)
+                continue
+            self.waiting.remove_requests([request])
+            self.kv_holding_waiting.remove_requests([request])
             self.deferred_waiting.discard(request)
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                job.loading, job.since = True, now
+            else:
+                self._set_kv_fetch_stage(request, None)
+                if job.refused is not None:
+                    self._end(job, job.refused)
+
+    def _make_way(self) -> None:
+        """A parked request keeps its place in the model runner: normal ones that may be admitted come first."""
+        places = self.max_num_running_reqs - len(self.running) - len(self.waiting) - len(self.kv_holding_waiting)
+        for job in self._holders()[max(0, places) :]:
+            self._release(job)
+
+    def _holders(self) -> list[Job]:
+        return [job for job in self.jobs.of(LegKind.PREFILL) if _holds_blocks(job)]
 
     def _release_for(self, first: Job) -> None:
-        """A likelier job is there: the one that holds blocks lets go of them; what it computed stays cached."""
-        for job in self.jobs.of(LegKind.PREFILL):
-            if job is not first and job.request.status == RequestStatus.RUNNING and job.probability < first.probability:
+        """A likelier job is there: those that hold blocks let go of them, and give way to it within the class."""
+        for job in self._holders():
+            if job is not first and job.probability < first.probability:
+                blocks = [block for group in self.kv_cache_manager.get_blocks(job.request_id).blocks for block in group]
                 self._release(job)
+                self.free_queue.expire(blocks)
 
     def _release(self, job: Job) -> None:
         """Give a job's blocks back at once; it goes on later from what is still cached."""
         request = job.request
-        if request in self.running:
+        if job in self._joined:
+            self._joined.remove(job)
             self.running.remove(request)
         # vLLM puts a preempted request where it would be taken for a normal one that waits.
         waiting, self.waiting = self.waiting, create_request_queue(self.policy)
-        self._preempt_request(request, time.monotonic())
+        # What is in flight for it is of no use, and vLLM would not admit it again before it is back.
+        self._preempt_request(request, time.monotonic(), drop_stale_output=True)
         self.waiting = waiting
         self.log.released_jobs += 1
 
-    def _allocate_slots(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         """In place of the cache manager's: shadow work takes from its class, and gives back what normal work lacks."""
-        if request.request_id in self.jobs:
-            kwargs["full_sequence_must_fit"] = False
-            with self.free_queue.for_shadow():
-                return self._stock_allocate_slots(request, *args, **kwargs)
-        blocks = self._stock_allocate_slots(request, *args, **kwargs)
+        found = kwargs.get("new_computed_blocks")
+        hits = found.blocks if found is not None else ()
+        job = self.jobs.get(request.request_id)
+        if job is not None:
+            return self._allocate_for_shadow(job, num_new_tokens, hits, *args, **kwargs)
+        blocks = self._stock_allocate_slots(request, num_new_tokens, *args, **kwargs)
         while blocks is None and self._give_back():
-            blocks = self._stock_allocate_slots(request, *args, **kwargs)
-        hits = kwargs.get("new_computed_blocks")
-        if blocks is not None and hits is not None:
-            self.free_queue.promote(block for group in hits.blocks for block in group)
+            blocks = self._stock_allocate_slots(request, num_new_tokens, *args, **kwargs)
+        if blocks is not None:
+            self.free_queue.promote(block for group in hits for block in group)
+        return blocks
+
+    def _allocate_for_shadow(
+        self, job: Job, num_new_tokens: int, hits: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if job.kind is LegKind.FETCH and num_new_tokens:
+            # Its connector has nothing for it, and a fetch computes nothing.
+            job.refused = LegEnd.NOT_TRANSFERABLE
+            return None
+        kwargs["full_sequence_must_fit"] = False
+        with self.free_queue.for_shadow(_free(hits)):
+            blocks = self._stock_allocate_slots(job.request, num_new_tokens, *args, **kwargs)
+        if blocks is None and kwargs.get("num_external_computed_tokens"):
+            # A connector loads all it has or nothing: there is no smaller chunk to try next.
+            job.refused = LegEnd.NO_ROOM
         return blocks
 
     def _give_back(self) -> bool:
         """Release the least likely job that holds blocks; False when none does."""
-        for job in reversed(self.jobs.of(LegKind.PREFILL)):
-            if job.request.status == RequestStatus.RUNNING:
-                self._release(job)
-                return True
-        return False
+        holders = self._holders()
+        if holders:
+            self._release(holders[-1])
+        return bool(holders)
 
     # Legs that need no forward pass.
 
-    def _end_what_can_end(self, now: float) -> None:
-        """Exports, jobs with nothing left to compute, jobs that are switched off or stuck."""
+    def _settle(self, now: float) -> None:
+        """End jobs that need no forward pass or get none."""
         for job in self.jobs:
-            if job.loading:
-                if now - job.progressed > self.plugin.stuck_seconds:
-                    self._end(job, LegEnd.STALLED)
-            elif self._kind is Controller.OFF and job.kind is LegKind.PREFILL:
-                self._end(job, LegEnd.PAUSED)
+            if now - (job.since if job.loading else max(job.since, self._moved)) > self.plugin.stuck_seconds:
+                self._end(job, LegEnd.STALLED)
+            elif job.loading or self._pause_state != PauseState.UNPAUSED:
+                continue
             elif job.kind is LegKind.EXPORT:
                 self._export(job)
-            elif job.kind is LegKind.FETCH and not (job.request.kv_transfer_params or {}).get("do_remote_prefill"):
+            elif job.kind is LegKind.FETCH and not self._can_fetch(job):
                 self._end(job, LegEnd.NOT_TRANSFERABLE)
-            elif job.request.status != RequestStatus.RUNNING and self._cached(job)[1] >= job.target_tokens:
-                self._end(job, LegEnd.DONE)
-            elif now - job.progressed > self.plugin.stuck_seconds and not self.running and not self.waiting:
-                self._end(job, LegEnd.STALLED)
+            elif job.kind is LegKind.PREFILL and self.controller is None:
+                self._end(job, LegEnd.PAUSED)
 
     def _export(self, job: Job) -> None:
         """Hand out a cached prefix: no forward pass, its blocks pinned until D has read them or the lease ends."""
         self._pinned = {id_: blocks for id_, blocks in self._pinned.items() if id_ in self.requests}
+        request = job.request
         hits, tokens = self._cached(job)
-        if self.connector is None or not (job.request.kv_transfer_params or {}).get("do_remote_decode"):
+        if not self._can_export or not (request.kv_transfer_params or {}).get("do_remote_decode"):
             return self._end(job, LegEnd.NOT_TRANSFERABLE)
         if tokens < job.target_tokens or not tokens:
             return self._end(job, LegEnd.NOT_CACHED)
         count = sum(len(group) for group in hits)
         if sum(self._pinned.values()) + count > self.plugin.pinned_share * self._pool_blocks:
             return self._end(job, LegEnd.NO_ROOM)
-        request = job.request
-        self.requests[job.request_id] = request
         self._stock_allocate_slots(
-            request, 0, num_new_computed_tokens=tokens,
+            request, 0, num_new_computed_tokens=tokens, has_scheduled_reqs=False,
             new_computed_blocks=self.kv_cache_manager.create_kv_cache_blocks(hits),
         )  # fmt: skip
         self.connector.update_state_after_alloc(request, self.kv_cache_manager.get_blocks(job.request_id), 0)
@@ -451,9 +560,23 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         params, _ = self._free_request(request)
         self._pinned[job.request_id] = count
-        self.jobs.remove(job)
-        self._answer(job, LegEnd.DONE, tokens, params)
+        self.jobs.remove(job.request_id)
+        # Blocks count as cached once a step is to compute them; nobody may read them before it has.
+        after = self._steps[-1].output if self._steps else None
+        self._answer(job, LegEnd.DONE if params else LegEnd.NOT_TRANSFERABLE, tokens, params, after)
         return None
+
+    def _can_fetch(self, job: Job) -> bool:
+        """Whether a fetch says where its KV is, and whether all of it is there."""
+        params = job.request.kv_transfer_params or {}
+        blocks = params.get("remote_block_ids")
+        if self.connector is None or not params.get("do_remote_prefill"):
+            return False
+        if not isinstance(blocks, list | tuple) or any(params.get(key) is None for key in REMOTE):
+            # There is no P that NIXL could tell of the end.
+            params["do_remote_prefill"] = False
+            return False
+        return len(blocks) == self._groups and (params.get("remote_num_tokens") or 0) >= job.target_tokens
 
     def _next_fetch(self) -> Job | None:
         """The fetch that may start: nothing normal waits or is on the inbound link, and the class has room for it."""
@@ -461,27 +584,48 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             return None
         for job in self.jobs.of(LegKind.FETCH):
             hits, tokens = self._cached(job)
-            free = [block for group in hits for block in group if block.ref_cnt == 0]
-            needed = (job.target_tokens - tokens) // self.block_size * len(self.kv_cache_config.kv_cache_groups)
-            if needed <= self.free_queue.room(free):
+            needed = (job.target_tokens - tokens) // self.block_size * self._groups
+            if not needed:
+                self._end(job, LegEnd.DONE)
+            elif needed > self.free_queue.room(_free(hits)):
+                self._end(job, LegEnd.NO_ROOM)
+            else:
                 return job
-            self._end(job, LegEnd.NO_ROOM)
         return None
 
-    def _end_fetches(self) -> None:
-        """After a step: fetches whose KV has arrived are cached and done, without a forward pass."""
+    def _note_failed_loads(self, transfers: Any) -> None:
+        """vLLM looks for requests whose KV did not arrive in its own queues, and fails them."""
+        failed, invalid = transfers.failed_recving, transfers.invalid_block_ids
+        if not failed and not invalid:
+            return
         for job in self.jobs:
-            if not job.loading:
+            blocks = [block for group in self.kv_cache_manager.get_block_ids(job.request_id) for block in group]
+            bad = next((index for index, block in enumerate(blocks) if block in invalid), None)
+            if job.loading:
+                job.failed |= bad is not None or job.request_id in failed
+            elif bad is not None:
+                # Loaded within a step: what came after it was computed from it.
+                self.kv_cache_manager.evict_blocks(set(blocks[bad:]))
+                self._end(job, LegEnd.TRANSFER_FAILED)
+        transfers.failed_recving = {request_id for request_id in failed if request_id not in self.jobs}
+
+    def _end_loads(self) -> None:
+        """After a step: KV that has arrived is cached. A fetch is done, a prefill goes on from there."""
+        for job in self.jobs:
+            if not job.loading or job.request_id not in self.finished_recving_kv_req_ids:
                 continue
             request = job.request
-            if request.is_finished():
-                self.jobs.remove(job)
-                self._answer(job, LegEnd.TRANSFER_FAILED, self._cached(job)[1])
-            elif job.request_id in self.finished_recving_kv_req_ids:
-                failed = job.request_id in self.failed_recving_kv_req_ids
-                self._update_waiting_for_remote_kv(request)
-                request.status = RequestStatus.WAITING
-                self._end(job, LegEnd.TRANSFER_FAILED if failed else LegEnd.DONE)
+            job.loading = False
+            if job.failed:
+                self._end(job, LegEnd.TRANSFER_FAILED)
+                continue
+            self._update_waiting_for_remote_kv(request)
+            self._free_request_blocks(request)
+            self._set_kv_fetch_stage(request, None)
+            request.num_computed_tokens = 0
+            request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+            if job.kind is LegKind.FETCH:
+                self._end(job, LegEnd.DONE)
 
     # The end of steps and jobs.
 
@@ -498,6 +642,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
                 slices.append(Slice(job, start, tokens, request.num_preemptions))
         reason = None if granted.reason is StepReason.NO_WORK else granted.reason
         self._steps.append(Step(output, now, work, normal, budget, reason, slices))
+        self.log.evicted_blocks += len(self.free_queue.cache.drain_evicted())
 
     def _end_step(self, output: Any, now: float) -> None:
         """Learn from a step, and end the jobs it completed before vLLM takes their last token for an answer."""
@@ -511,10 +656,12 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self._last_end = now
         if step.work.tokens:
             self._learn(step, seconds)
+        loading = any(job.loading for job in self.jobs)
+        if step.work.tokens or self.running or self.waiting or self.kv_holding_waiting or loading:
+            self._moved = now
         for job, start, tokens, life in step.slices:
             if job.request_id in self.jobs and job.request.num_preemptions == life:
                 job.computed_tokens += tokens
-                job.progressed = now
                 if start + tokens >= job.target_tokens:
                     self._end(job, LegEnd.DONE)
 
@@ -538,31 +685,30 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
 
     def _end(self, job: Job, end: LegEnd) -> None:
         """Answer a leg with the tokens it covers; its blocks stay cached in the shadow class."""
-        request = job.request
         covered = self._cached(job)[1]
-        if request.status == RequestStatus.RUNNING:
-            covered = min(covered, request.num_computed_tokens // self.block_size * self.block_size)
-        self.finish_requests(job.request_id, RequestStatus.FINISHED_STOPPED)
-        self._answer(job, end, min(covered, job.target_tokens))
+        # Connectors take what is not aborted for computed to its end.
+        self.finish_requests(job.request_id, RequestStatus.FINISHED_ABORTED)
+        self._answer(job, end, covered)
 
-    def _answer(self, job: Job, end: LegEnd, covered: int, params: dict[str, Any] | None = None) -> None:
+    def _answer(
+        self, job: Job, end: LegEnd, covered: int, params: dict[str, Any] | None = None, after: Any = None
+    ) -> None:
         self.log.legs[job.kind, end] += 1
         result = {"covered_tokens": covered, "computed_tokens": job.computed_tokens, "end": end.value}
         request = job.request
-        self._answers.append(
-            (
-                request.client_index,
-                EngineCoreOutput(
-                    request_id=job.request_id,
-                    new_token_ids=[],
-                    finish_reason=request.get_finished_reason(),
-                    events=request.take_events(),
-                    kv_transfer_params={**(params or {}), RESULT: result},
-                    prefill_stats=request.take_prefill_stats(),
-                    trace_headers=request.trace_headers,
-                ),
-            )
+        if self.log_stats and all(event.type != EngineCoreEventType.SCHEDULED for event in request.events):
+            # vLLM's request histograms count from it.
+            request.record_event(EngineCoreEventType.SCHEDULED)
+        output = EngineCoreOutput(
+            request_id=job.request_id,
+            new_token_ids=[],
+            finish_reason=FinishReason.STOP,
+            events=request.take_events(),
+            kv_transfer_params={**(params or {}), RESULT: result},
+            prefill_stats=request.take_prefill_stats(),
+            trace_headers=request.trace_headers,
         )
+        self._answers.append(Answer(request.client_index, output, after))
 
     # Estimates.
 
@@ -572,6 +718,15 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             job.request.block_hashes, job.target_tokens
         )
         return hits, tokens
+
+    def _cut(self, request: Any) -> int:
+        """Leave of a shadow request the whole blocks, which are all that can be hit; returns their tokens."""
+        whole: int = request.num_prompt_tokens // self.block_size * self.block_size
+        if whole and request.prompt_embeds is None:
+            request.prompt_token_ids = request.prompt_token_ids[:whole]
+            del request._all_token_ids[whole:]
+            request.num_prompt_tokens = whole
+        return whole
 
     def _tpot_slo(self) -> float:
         slo = self.plugin.slo
@@ -604,6 +759,16 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             }
         )
         compat.check_free_queue(manager.block_pool.free_block_queue)
+        if not self.cache_config.enable_prefix_caching:
+            raise ConfigError("shadow work needs prefix caching: start vLLM with --enable-prefix-caching")
+
+    @property
+    def _can_export(self) -> bool:
+        # With a host buffer NIXL hands out copies that only a forward pass makes.
+        device = self.vllm_config.device_config.device_type
+        return self.connector is not None and (
+            device == "cpu" or self.vllm_config.kv_transfer_config.kv_buffer_device != "cpu"
+        )
 
 
 class ShadowAsyncScheduler(ShadowScheduler, AsyncScheduler):  # type: ignore[misc]
@@ -631,3 +796,13 @@ def _with_request(work: StepWork, request: Any, start: int, tokens: int) -> Step
     if tokens <= 0:
         return work
     return work.with_prefill(tokens, start) if start < request.num_prompt_tokens else work.with_decode(start)
+
+
+def _holds_blocks(job: Job) -> bool:
+    """Whether a job was admitted and holds what it has computed, be it in a step or parked."""
+    return bool(job.request.status == RequestStatus.RUNNING)
+
+
+def _free(groups: Iterable[Iterable[Any]]) -> list[Any]:
+    """Of the blocks of all groups, those nobody uses."""
+    return [block for group in groups for block in group if block.ref_cnt == 0 and not block.is_null]

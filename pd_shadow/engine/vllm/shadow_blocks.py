@@ -20,21 +20,24 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
     ):
         self._blocks = blocks
         self._clock = clock
-        self._shadow = False
+        # Within `for_shadow`: free blocks about to be used as they are.
+        self._apart_from: Collection[Any] | None = None
         self.cache = ShadowCache((block.block_id for block in free), cap, cold_seconds)
 
     @property
     def num_free_blocks(self) -> int:
+        if self._apart_from is not None:
+            return self.room(self._apart_from) + len(self._apart_from)
         return len(self.cache)
 
     @contextlib.contextmanager
-    def for_shadow(self) -> Iterator[None]:
-        """Blocks taken inside are taken for shadow work."""
-        self._shadow = True
+    def for_shadow(self, apart_from: Collection[Any] = ()) -> Iterator[None]:
+        """Inside, only blocks for shadow work count as free, those of `apart_from`, and blocks are taken for it."""
+        self._apart_from = apart_from
         try:
             yield
         finally:
-            self._shadow = False
+            self._apart_from = None
 
     def room(self, apart_from: Collection[Any] = ()) -> int:
         """Blocks shadow work may take now; `apart_from` are blocks it is about to use as they are."""
@@ -44,13 +47,25 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         """A normal request hit these blocks."""
         self.cache.promote(block.block_id for block in blocks)
 
+    def expire(self, blocks: Iterable[Any]) -> None:
+        """Of these blocks, those that are free in the class are the next to be taken from it, last ones first."""
+        self.cache.expire(block.block_id for block in blocks)
+
+    def forget(self) -> None:
+        """The content of all free blocks was dropped."""
+        order = self.cache.order()
+        for block_id in order:
+            self.cache.remove(block_id)
+        self.cache.free_unhashed(order)
+
     # vLLM's interface.
 
     def popleft(self) -> Any:
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[Any]:
-        taken = self.cache.take_for_shadow(n, self._clock()) if self._shadow else self.cache.take(n)
+        shadow = self._apart_from is not None
+        taken = self.cache.take_for_shadow(n, self._clock()) if shadow else self.cache.take(n)
         return [self._blocks[block_id] for block_id in taken]
 
     def remove(self, block: Any) -> None:

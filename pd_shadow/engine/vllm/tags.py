@@ -1,6 +1,7 @@
 """How requests say what they are: keys of `vllm_xargs`, which vLLM hands to the scheduler as they come."""
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -67,4 +68,4 @@ def call_tag(xargs: Mapping[str, Any] | None) -> CallTag:
 
 
 def _positive(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value > 0 else None
+    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else None
