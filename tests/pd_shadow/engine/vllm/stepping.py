@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,8 +103,13 @@ class SteppedEngine:
     only waited for a connector is an empty mapping.
     """
 
-    def __init__(self, **engine_arguments: Any) -> None:
-        """Arguments are vLLM's EngineArgs and win over the small defaults here: 64 blocks of 32 tokens."""
+    def __init__(self, *, ahead: int = 0, **engine_arguments: Any) -> None:
+        """Arguments are vLLM's EngineArgs and win over the small defaults here: 64 blocks of 32 tokens.
+
+        So many steps `ahead` are scheduled before a step's output is looked at, as on GPUs: one with asynchronous
+        scheduling, more with pipeline parallelism. vLLM's CPU platform never does so by itself, and its stock scheduler
+        is not made for it.
+        """
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -125,6 +131,10 @@ class SteppedEngine:
         self.engine = LLMEngine.from_engine_args(EngineArgs(model=model, **{**defaults, **engine_arguments}))
         self.answers: dict[str, Answer] = {}
         self.steps: list[dict[str, int]] = []
+        if ahead:
+            core = self.engine.engine_core.engine_core
+            core.batch_queue, core.batch_queue_size = deque(maxlen=ahead + 1), ahead + 1
+            core.step_fn = core.step_with_batch_queue
         self._observe_schedule()
 
     @property
@@ -193,7 +203,8 @@ class SteppedEngine:
         The limit is for engines that hang: it fails the test with the scheduler's state.
         """
         deadline = time.monotonic() + limit_seconds
-        while self.engine.has_unfinished_requests() or self.scheduler.has_requests():
+        core = self.engine.engine_core.engine_core
+        while self.engine.has_unfinished_requests() or self.scheduler.has_requests() or core.batch_queue:
             self.step()
             if time.monotonic() > deadline:
                 unfinished = [key for key, answer in self.answers.items() if answer.finish_reason is None]
