@@ -138,13 +138,6 @@ class ShadowCache:
                 self._shadow[block] = -math.inf
                 self._shadow.move_to_end(block, last=False)
 
-    def expire(self, blocks: Iterable[int]) -> None:
-        """Of these blocks, free members become cold and the next to be reused of their class, last ones first."""
-        for block in blocks:
-            if block in self._shadow:
-                self._shadow[block] = -math.inf
-                self._shadow.move_to_end(block, last=False)
-
     def set_cap(self, cap: int) -> None:
         """Change the cap; members beyond it leave the class once they are free, the least recently used first.
 

@@ -58,17 +58,6 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
             self.cache.remove(block_id)
         self.cache.free_unhashed(order)
 
-    def expire(self, blocks: Iterable[Any]) -> None:
-        """Of these blocks, those that are free in the class are the next to be taken from it, last ones first."""
-        self.cache.expire(block.block_id for block in blocks)
-
-    def forget(self) -> None:
-        """The content of all free blocks was dropped."""
-        order = self.cache.order()
-        for block_id in order:
-            self.cache.remove(block_id)
-        self.cache.free_unhashed(order)
-
     # vLLM's interface.
 
     def popleft(self) -> Any:
