@@ -134,6 +134,8 @@ def likelier_first(engine: ShadowedEngine) -> Any:
 
 
 def routed(engine: ShadowedEngine) -> Any:
+    from pd_shadow.policy.base import Iteration, StepReason
+
     engine.scheduler.use_controller(engine.scheduler.plugin.controller)
     decoding(engine, "routed", 1, extra_args={"pd_shadow_routed": True, "pd_shadow_tpot_slo": 10.0})
     engine.shadow(prompt(2, 400), "shadow")
@@ -141,7 +143,7 @@ def routed(engine: ShadowedEngine) -> Any:
     for _ in range(3):
         engine.step()
     without = [step.get("shadow", 0) for step in engine.steps[before:]]
-    engine.scheduler.controller.credit.seconds = 0.064
+    engine.scheduler.controller.ran(Iteration(0.064 / 0.025, 0.0, True, StepReason.NO_WORK))
     engine.step()
     engine.step()
     with_credit = [step.get("shadow", 0) for step in engine.steps[-2:]]
@@ -478,8 +480,8 @@ def test_a_full_class_ends_a_leg_with_what_it_has(seen: dict[str, Any]) -> None:
 def test_a_normal_hit_promotes_and_what_is_left_of_the_class_goes_before_everything_normal(
     seen: dict[str, Any],
 ) -> None:
-    # Never hit; the least recently used normal prefix; hit once.
-    assert seen["promotion"] == {"class": [20, 10], "kept": [0, 64, 320], "evicted": 10}
+    # Never hit; the least recently used normal prefix; hit once. All of the class went, and 8 blocks of the second.
+    assert seen["promotion"] == {"class": [20, 10], "kept": [0, 64, 320], "evicted": 18}
 
 
 def test_a_likelier_job_goes_first_and_takes_the_room_of_a_less_likely_one(seen: dict[str, Any]) -> None:
