@@ -27,6 +27,20 @@ MODES = ("no_shadow", "plugin", "stock_low", "stock_equal")
     "--rate", type=click.FloatRange(0.1, 1000), default=4.0, show_default=True, help="Normal requests per second."
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Requests and their times follow from it.")
+@click.option(
+    "--tpot-floor",
+    type=click.FloatRange(0.001, 10),
+    default=0.025,
+    show_default=True,
+    help="Floor of the time-per-token SLO in seconds, for judging and for the plugin.",
+)
+@click.option(
+    "--minimum-tokens",
+    type=click.IntRange(1, 2048),
+    default=64,
+    show_default=True,
+    help="The plugin's smallest shadow chunk. Its own default, 256, is for GPUs.",
+)
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="Only this one; may be repeated.")
 def interference(
     json_file: Path | None,
@@ -35,6 +49,8 @@ def interference(
     seconds: float | None,
     rate: float,
     seed: int,
+    tpot_floor: float,
+    minimum_tokens: int,
     modes: tuple[str, ...],
 ) -> None:
     """Compare what shadow work does to the normal traffic of one engine, in four modes and one run.
@@ -66,7 +82,12 @@ def interference(
     from pd_shadow.demo.demo import default_cache_dir
     from pd_shadow.demo.process import ProcessDiedError
 
-    changes: dict[str, Any] = {"seed": seed, "rate": rate}
+    changes: dict[str, Any] = {
+        "seed": seed,
+        "rate": rate,
+        "tpot_floor_seconds": tpot_floor,
+        "minimum_tokens": minimum_tokens,
+    }
     if seconds is not None:
         changes["seconds"] = seconds
     if modes:

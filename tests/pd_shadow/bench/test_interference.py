@@ -56,7 +56,8 @@ async def test_every_mode_gets_the_same_requests_and_figures(tmp_path: Path) -> 
     assert figures["routed"]["tpot"]["with_shadow"]["n"] == PLAN.rounds * PLAN.routed_requests
     assert None not in figures["verdicts"].values()
     assert figures["config"]["seed"] == figures["seed"] == 1
-    assert figures["engine"]["plugin"]["minimum_tokens"] == 256
+    assert figures["engine"]["plugin"]["minimum_tokens"] == PLAN.minimum_tokens
+    assert figures["engine"]["plugin"]["slo"]["tpot_floor_seconds"] == figures["slo"]["tpot_floor_s"]
 
 
 @pytest.mark.usefixtures("scripted")
@@ -145,6 +146,8 @@ def test_the_command_knows_every_mode_without_importing_the_benchmark() -> None:
         (["--rate", "-1"], "--rate"),
         (["--rate", "many"], "--rate"),
         (["--seed", "x"], "--seed"),
+        (["--tpot-floor", "0"], "--tpot-floor"),
+        (["--minimum-tokens", "0"], "--minimum-tokens"),
         (["--json", "no/such/dir/f.json"], "--json"),
         (["--verbose"], "--verbose"),
     ],
