@@ -42,6 +42,11 @@ JOBS_PER_STEP = 2
 # A step may carry this many times the longest chunk timed so far: the latency model is not asked about the unknown.
 GROWTH = 2
 PROBE_SECONDS = 1.0
+# Iterations of busy engines come every few milliseconds, and most of those that carry a routed call have no credit to
+# spend: the jobs themselves are looked at no more often than this where it is plain that nothing fits.
+LOOK_SECONDS = 0.05
+# A controller keeps a few legs on an engine; whoever sends so many more gets them back.
+MAX_JOBS = 1024
 # Pause of an engine that has nothing to do but shadow work and lets its neighbours on the hardware go first.
 YIELD_SECONDS = 0.003
 CALL = "pd_shadow_call"
@@ -136,6 +141,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self._last_end = 0.0
         self._longest_chunk = self.plugin.minimum_tokens
         self._probed = -PROBE_SECONDS
+        self._looked = -LOOK_SECONDS
         # When last something ran, waited or was loaded.
         self._moved = time.monotonic()
         # Jobs in vLLM's queues, during one step.
@@ -200,9 +206,12 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         request.priority = LAST
         if self.connector is not None:
             self.connector.on_new_request(request)
-        self.jobs.add(Job(request, tag, self._cut(request), time.monotonic()))
+        job = Job(request, tag, self._cut(request), time.monotonic())
+        self.jobs.add(job)
         if self.log_stats:
             request.record_event(EngineCoreEventType.QUEUED)
+        if len(self.jobs) > MAX_JOBS:
+            self._end(job, LegEnd.NO_ROOM)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
         finished: list[Any] = super().finish_requests(request_ids, finished_status)
@@ -312,9 +321,6 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             return refused, Grant(0, StepReason.NO_WORK), []
         if self._pause_state != PauseState.UNPAUSED or throttled:
             return refused, Grant(0, StepReason.PAUSED), []
-        parts = self._next_parts()
-        if not parts:
-            return refused, Grant(0, StepReason.NO_WORK), []
         batch = self._batch(now)
         if self.attachment.neighbours_busy(now):
             if not batch.requests and not batch.waiting:
@@ -328,9 +334,15 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         # What steps in flight are stretched by is spent, too, and not booked yet.
         ahead = sum(self.latency.seconds(step.work) - self.latency.seconds(step.normal_work) for step in self._steps)
         budget = budget._replace(stretch_seconds=budget.stretch_seconds - ahead)
-        room = self._room_tokens(parts)
         work = _work((request, request.num_computed_tokens, tokens) for request, tokens in self._normal_tokens())
         normal = work.prefill_tokens + work.decodes
+        if batch.requests and now - self._looked < LOOK_SECONDS and self._hopeless(budget, work):
+            return budget, Grant(0, StepReason.BELOW_MINIMUM if budget.iteration_seconds else budget.reason), []
+        self._looked = now
+        parts = self._next_parts()
+        if not parts:
+            return refused, Grant(0, StepReason.NO_WORK), []
+        room = self._room_tokens(parts)
         lacking = sum(part.lacking for part in parts)
         most = min(lacking, GROWTH * self._longest_chunk, self.max_num_scheduled_tokens - normal)
 
@@ -363,6 +375,11 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
                 slices.append(Slice(part.job, part.start, tokens, part.job.request.num_preemptions))
                 left -= tokens
         return budget, granted, slices
+
+    def _hopeless(self, budget: Budget, work: StepWork) -> bool:
+        """Whether not even the cheapest chunk fits, the smallest one of a context's beginning."""
+        limit = min(budget.iteration_seconds, self.latency.seconds(work) + budget.stretch_seconds)
+        return self.latency.seconds(work.with_prefill(self.plugin.minimum_tokens, 0)) > limit
 
     def _probe(self, now: float, first: Part, room: int) -> Grant:
         """The smallest chunk on an idle engine: the model learns from it, however wrong it was before."""

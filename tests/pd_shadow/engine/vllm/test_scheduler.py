@@ -13,6 +13,8 @@ from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, prompt
 
 pytestmark = pytest.mark.engine
 
+MAX_JOBS = 1024
+
 
 def covered_then_hit(engine: ShadowedEngine) -> Any:
     context = prompt(1, 10 * BLOCK_SIZE + 5)
@@ -176,6 +178,14 @@ def switched(engine: ShadowedEngine) -> Any:
         seen[f"result later {kind}"] = result_of(engine.answers[f"later {kind}"])
     engine.scheduler.use_controller(Controller.HARVEST_SLO)
     return seen
+
+
+def too_many(engine: ShadowedEngine) -> Any:
+    for number in range(MAX_JOBS + 2):
+        engine.shadow(prompt(1, 40), f"leg-{number}", probability=0.5)
+    engine.drain()
+    ends = [result_of(engine.answers[f"leg-{number}"])["end"] for number in range(MAX_JOBS + 2)]
+    return [ends.index("no_room"), ends[MAX_JOBS:], set(ends[:MAX_JOBS]) == {"done"}]
 
 
 def same_prompt_at_once(engine: ShadowedEngine) -> Any:
@@ -399,6 +409,7 @@ def statistics(engine: ShadowedEngine) -> Any:
 
 
 SCENARIOS = (
+    too_many,
     covered_then_hit, last_in_the_batch, parked_while_something_waits, given_back_in_the_same_step, aborted, full_class,
     promotion, likelier_first, routed, switched, same_prompt_at_once, short_prompts, reset_with_jobs, paused, watchdog,
     as_many_as_the_runner_holds, released_in_flight, adapters, long_prefills, last_block_taken_by_a_decode, tails,
@@ -503,6 +514,10 @@ def test_a_controller_that_runs_no_jobs_ends_them(seen: dict[str, Any], kind: st
     found = seen["switched"]
     assert (found[f"parked {kind}"]["covered_tokens"], found[f"parked {kind}"]["end"]) == (96, "paused")
     assert (found[f"pending {kind}"]["covered_tokens"], found[f"pending {kind}"]["end"]) == (0, "paused")
+
+
+def test_an_engine_holds_so_many_legs_and_gives_more_back(seen: dict[str, Any]) -> None:
+    assert seen["too_many"] == [MAX_JOBS, ["no_room", "no_room"], True]
 
 
 def test_eager_shadow_work_is_work_like_any_other(seen: dict[str, Any]) -> None:
