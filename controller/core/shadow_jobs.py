@@ -217,7 +217,7 @@ class ShadowJobs:
         job, leg = entry
         self._calls.legs[job.model, leg.kind, outcome] += 1
         if outcome == pb.LEG_OUTCOME_DONE:
-            self._done(now, job, leg, cached_tokens, covered_tokens)
+            self._done(now, job, leg, cached_tokens, covered_tokens, detail)
         else:
             self._book(job, leg)
             self._release(now, job, leg)
@@ -374,7 +374,9 @@ class ShadowJobs:
             )
         )
 
-    def _done(self, now: float, job: ShadowJob, leg: Leg, cached_tokens: int, covered_tokens: int | None) -> None:
+    def _done(
+        self, now: float, job: ShadowJob, leg: Leg, cached_tokens: int, covered_tokens: int | None, detail: str
+    ) -> None:
         """The engine answered: book what it holds now, and go on, or back off when that is nothing new."""
         start, upto = leg.chunk
         if covered_tokens is not None:
@@ -404,7 +406,7 @@ class ShadowJobs:
             job.apply(JobInput.LEG_CANCELLED)
         else:
             what = f"{label(pb.LegKind.DESCRIPTOR, leg.kind)} to {leg.chunk.end} tokens covers {upto}"
-            self._back_off(now, job, pb.SHADOW_REASON_NO_PROGRESS, what, "")
+            self._back_off(now, job, pb.SHADOW_REASON_NO_PROGRESS, what, detail)
 
     def _book(self, job: ShadowJob, leg: Leg) -> None:
         """Book what the instance said it covered of a leg that has not ended well, or that is cut back."""

@@ -10,8 +10,10 @@ from controller.core.rejection import RejectedError
 from controller.server import convert, validation
 from controller.server.errors import abort
 from controller.server.plane import Plane
+from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import placement_pb2 as pb
 from pd_shadow.api.v1 import placement_pb2_grpc
+from pd_shadow.common.reasons import label
 
 
 class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
@@ -131,7 +133,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
                         leg.leg_id,
                         leg.outcome,
                         leg.cached_tokens,
-                        leg.detail[: validation.MAX_NAME],
+                        _why(leg),
                         leg.covered_tokens if leg.HasField("covered_tokens") else None,
                     )
             else:
@@ -153,3 +155,9 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
                 )
             else:
                 await self._plane.changes()
+
+
+def _why(leg: pb.LegFinished) -> str:
+    """What is said about the end of a leg: the engine's reason, and what went wrong."""
+    reason = label(common.LegEnd.DESCRIPTOR, leg.end) if leg.end else ""
+    return " ".join(part for part in (reason, leg.detail[: validation.MAX_NAME]) if part)

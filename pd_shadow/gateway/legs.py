@@ -257,7 +257,7 @@ class ShadowResult(NamedTuple):
 
     covered_tokens: int
     computed_tokens: int
-    end: str
+    end: common_pb2.LegEnd.ValueType
 
 
 def shadow_result(payload: Any) -> ShadowResult | None:
@@ -269,7 +269,9 @@ def shadow_result(payload: Any) -> ShadowResult | None:
     covered, computed, end = (result.get(key) for key in ("covered_tokens", "computed_tokens", "end"))
     if not isinstance(covered, int) or not isinstance(computed, int) or covered < 0 or computed < 0:
         return None
-    return ShadowResult(covered, computed, end[:64] if isinstance(end, str) else "")
+    # A newer plugin may know more ends.
+    known = dict(common_pb2.LegEnd.items()).get(f"LEG_END_{str(end).upper()}", common_pb2.LEG_END_UNSPECIFIED)
+    return ShadowResult(covered, computed, known)
 
 
 def export_params() -> Json:

@@ -30,6 +30,7 @@ class _Ended:
     cached_tokens: int = 0
     detail: str = ""
     covered_tokens: int | None = None
+    end: common_pb2.LegEnd.ValueType = common_pb2.LEG_END_UNSPECIFIED
 
 
 class ShadowLegs:
@@ -97,6 +98,7 @@ class ShadowLegs:
             seconds=task.get_loop().time() - started,
             detail=ended.detail,
             covered_tokens=ended.covered_tokens,
+            end=ended.end,
         )
         self._controller.report(
             placement_pb2.ReportShadowWorkRequest(gateway_id=self._controller.gateway_id, leg_finished=finished)
@@ -129,18 +131,21 @@ class ShadowLegs:
         if reply.status != 200:
             return _Ended(common_pb2.LEG_OUTCOME_FAILED, detail=f"the engine answered with status {reply.status}")
         result = legs.shadow_result(reply.json)
-        covered, why = (result.covered_tokens, result.end) if result is not None else (None, "")
-        # An engine that ends a leg before it admits it says nothing of cached tokens.
-        cached = max(0, result.covered_tokens - result.computed_tokens) if result is not None else _cached(reply)
+        if result is None:
+            covered, end, cached = None, common_pb2.LEG_END_UNSPECIFIED, _cached(reply)
+        else:
+            covered, end = result.covered_tokens, result.end
+            # An engine that ends a leg before it admits it says nothing of cached tokens.
+            cached = max(0, result.covered_tokens - result.computed_tokens)
         if leg.kind == common_pb2.LEG_KIND_EXPORT:
             params = legs.transfer_params(reply.json)
             if params is None:
-                why = why or "the engine returned no transfer parameters"
-                return _Ended(common_pb2.LEG_OUTCOME_FAILED, cached, why, covered)
+                why = "the engine returned no transfer parameters"
+                return _Ended(common_pb2.LEG_OUTCOME_FAILED, cached, why, covered, end)
             expires_at = asyncio.get_running_loop().time() + self._config.export_hold_seconds
             export = Export(rendering.tokens, leg.upto_tokens, params, expires_at)
             self._contexts.hold_export(session, leg.model, export)
-        return _Ended(common_pb2.LEG_OUTCOME_DONE, cached, why, covered)
+        return _Ended(common_pb2.LEG_OUTCOME_DONE, cached, "", covered, end)
 
 
 def _ended(task: "asyncio.Task[_Ended]") -> _Ended:

@@ -24,10 +24,10 @@ class StepReason(Enum):
     PAUSED = "paused"
     WAITING = "waiting"
     IN_FLIGHT = "in_flight"
-    HARDWARE_BUSY = "hardware_busy"
     NO_BUDGET = "no_budget"
     BELOW_MINIMUM = "below_minimum"
     NO_ROOM = "no_room"
+    HARDWARE_BUSY = "hardware_busy"
 
 
 class RunningRequest(NamedTuple):

@@ -307,6 +307,52 @@ STEP_REASON_HARDWARE_BUSY: StepReason.ValueType  # 13
 """None: another engine on the same hardware has normal work."""
 Global___StepReason: _TypeAlias = StepReason  # noqa: Y015
 
+class _LegEnd:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LegEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LegEnd.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEG_END_UNSPECIFIED: _LegEnd.ValueType  # 0
+    LEG_END_DONE: _LegEnd.ValueType  # 1
+    """All of it is covered."""
+    LEG_END_NO_ROOM: _LegEnd.ValueType  # 2
+    """The shadow class, the exports that may be pinned, or the engine's list of legs is full."""
+    LEG_END_BELOW_MINIMUM: _LegEnd.ValueType  # 3
+    """Not even an idle iteration holds the smallest chunk."""
+    LEG_END_PAUSED: _LegEnd.ValueType  # 4
+    """Shadow work is paused or off."""
+    LEG_END_STALLED: _LegEnd.ValueType  # 5
+    """It got no further for too long."""
+    LEG_END_NOT_CACHED: _LegEnd.ValueType  # 6
+    """An export of a prefix that is not in the cache."""
+    LEG_END_NOT_TRANSFERABLE: _LegEnd.ValueType  # 7
+    """A fetch without the parameters that say where from, or an engine that cannot hand KV out."""
+    LEG_END_TRANSFER_FAILED: _LegEnd.ValueType  # 8
+    """The KV of a fetch did not arrive."""
+
+class LegEnd(_LegEnd, metaclass=_LegEndEnumTypeWrapper):
+    """Why an engine with the plugin ended a shadow leg."""
+
+LEG_END_UNSPECIFIED: LegEnd.ValueType  # 0
+LEG_END_DONE: LegEnd.ValueType  # 1
+"""All of it is covered."""
+LEG_END_NO_ROOM: LegEnd.ValueType  # 2
+"""The shadow class, the exports that may be pinned, or the engine's list of legs is full."""
+LEG_END_BELOW_MINIMUM: LegEnd.ValueType  # 3
+"""Not even an idle iteration holds the smallest chunk."""
+LEG_END_PAUSED: LegEnd.ValueType  # 4
+"""Shadow work is paused or off."""
+LEG_END_STALLED: LegEnd.ValueType  # 5
+"""It got no further for too long."""
+LEG_END_NOT_CACHED: LegEnd.ValueType  # 6
+"""An export of a prefix that is not in the cache."""
+LEG_END_NOT_TRANSFERABLE: LegEnd.ValueType  # 7
+"""A fetch without the parameters that say where from, or an engine that cannot hand KV out."""
+LEG_END_TRANSFER_FAILED: LegEnd.ValueType  # 8
+"""The KV of a fetch did not arrive."""
+Global___LegEnd: _TypeAlias = LegEnd  # noqa: Y015
+
 class _GateReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015

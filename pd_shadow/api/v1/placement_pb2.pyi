@@ -639,6 +639,7 @@ class LegFinished(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     COVERED_TOKENS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     leg_id: _builtins.str
     outcome: _common_pb2.LegOutcome.ValueType
     cached_tokens: _builtins.int
@@ -651,6 +652,8 @@ class LegFinished(_message.Message):
     """Tokens of the context that the instance holds now, by its own word: an engine with the plugin may cover fewer than
     it was asked for. Absent: the leg covered all of it.
     """
+    end: _common_pb2.LegEnd.ValueType
+    """Why the engine ended it, by its own word; unspecified from a stock engine."""
     def __init__(
         self,
         *,
@@ -660,10 +663,11 @@ class LegFinished(_message.Message):
         seconds: _builtins.float = ...,
         detail: _builtins.str = ...,
         covered_tokens: _builtins.int | None = ...,
+        end: _common_pb2.LegEnd.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens", "covered_tokens", b"covered_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens", "cached_tokens", b"cached_tokens", "covered_tokens", b"covered_tokens", "detail", b"detail", "leg_id", b"leg_id", "outcome", b"outcome", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens", "cached_tokens", b"cached_tokens", "covered_tokens", b"covered_tokens", "detail", b"detail", "end", b"end", "leg_id", b"leg_id", "outcome", b"outcome", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__covered_tokens: _TypeAlias = _typing.Literal["covered_tokens"]  # noqa: Y015
     _WhichOneofArgType__covered_tokens: _TypeAlias = _typing.Literal["_covered_tokens", b"_covered_tokens"]  # noqa: Y015

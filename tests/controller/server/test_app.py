@@ -441,7 +441,7 @@ async def test_an_instance_attaches_reports_and_leaves(controller: Controller, c
     assert (shown["a-d0"].request_level, shown["a-d0"].HasField("plugin")) == (True, False)
     stream.cancel()
     events = controller.plane.cluster.events
-    while events()[-1].reason != "suspect":
+    while not any((event.subject, event.reason) == ("c-d0", "suspect") for event in events()):
         await controller.plane.changes()
     assert not instance.ready
     left = (await admin.GetInstance(admin_pb2.GetInstanceRequest(name="c-d0"))).instance.plugin

@@ -1,5 +1,6 @@
 from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.common.reasons import label, labels
+from pd_shadow.engine.vllm.jobs import LegEnd
 from pd_shadow.policy.base import StepReason
 
 
@@ -19,3 +20,8 @@ def test_all_labels_leave_out_unspecified() -> None:
 def test_every_step_reason_is_an_api_reason() -> None:
     assert labels(pb.StepReason.DESCRIPTOR) == [reason.value for reason in StepReason]
     assert [reason.name.lower() for reason in StepReason] == [reason.value for reason in StepReason]
+
+
+def test_every_end_of_a_leg_is_an_api_reason() -> None:
+    assert labels(pb.LegEnd.DESCRIPTOR) == [end.value for end in LegEnd]
+    assert [end.name.lower() for end in LegEnd] == [end.value for end in LegEnd]

@@ -92,15 +92,16 @@ def test_forwarding_strips_what_callers_may_not_say() -> None:
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        ({"covered_tokens": 256, "computed_tokens": 128, "end": "no_room"}, (256, 128, "no_room")),
-        ({"covered_tokens": 256, "computed_tokens": 0, "end": 3}, (256, 0, "")),
+        ({"covered_tokens": 256, "computed_tokens": 128, "end": "no_room"}, (256, 128, common_pb2.LEG_END_NO_ROOM)),
+        ({"covered_tokens": 256, "computed_tokens": 0, "end": 3}, (256, 0, common_pb2.LEG_END_UNSPECIFIED)),
+        ({"covered_tokens": 256, "computed_tokens": 0, "end": "new"}, (256, 0, common_pb2.LEG_END_UNSPECIFIED)),
         ({"covered_tokens": -1, "computed_tokens": 0, "end": "done"}, None),
         ({"covered_tokens": 256, "end": "done"}, None),
         ([], None),
         (None, None),
     ],
 )
-def test_what_an_engine_with_the_plugin_says_of_a_leg(result: Any, expected: tuple[int, int, str] | None) -> None:
+def test_what_an_engine_with_the_plugin_says_of_a_leg(result: Any, expected: tuple[int, int, int] | None) -> None:
     assert legs.shadow_result({"kv_transfer_params": {"pd_shadow": result}}) == expected
 
 

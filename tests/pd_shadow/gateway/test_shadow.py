@@ -170,11 +170,15 @@ async def test_an_engine_with_the_plugin_may_cover_less_than_it_was_asked(rig: R
     result = {"covered_tokens": 8, "computed_tokens": 4, "end": "no_room"}
     rig.bp.script = lambda seen: (200, {"choices": [], "kv_transfer_params": {"pd_shadow": result}})
     done = await run(rig, leg(rig, common_pb2.LEG_KIND_PREFILL, rendered.revision, 16, "p"))
-    assert (done.outcome, done.covered_tokens, done.detail) == (common_pb2.LEG_OUTCOME_DONE, 8, "no_room")
+    assert (done.outcome, done.covered_tokens, done.end) == (
+        common_pb2.LEG_OUTCOME_DONE, 8, common_pb2.LEG_END_NO_ROOM,
+    )  # fmt: skip
     assert done.cached_tokens == 4
     result["end"] = "not_cached"
     done = await run(rig, leg(rig, common_pb2.LEG_KIND_EXPORT, rendered.revision, 16, "e"))
-    assert (done.outcome, done.covered_tokens, done.detail) == (common_pb2.LEG_OUTCOME_FAILED, 8, "not_cached")
+    assert (done.outcome, done.covered_tokens, done.end) == (
+        common_pb2.LEG_OUTCOME_FAILED, 8, common_pb2.LEG_END_NOT_CACHED,
+    )  # fmt: skip
 
 
 async def test_the_same_leg_never_runs_twice(rig: Rig) -> None:
