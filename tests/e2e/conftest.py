@@ -37,7 +37,9 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 async def running_cluster(run_dir: Path, mode: Mode) -> AsyncIterator[Cluster]:
     """Engines of a mode, and no trace of them afterwards."""
     # Built models are the same for every run of this version: all clusters share them.
-    async with Cluster(run_dir, Path(tempfile.gettempdir()) / "pd-shadow-e2e-models", mode=mode) as running:
+    models = Path(tempfile.gettempdir()) / "pd-shadow-e2e-models"
+    # Stock engines: what these tests assert is the request-level path. The plugin has tests on stepped engines.
+    async with Cluster(run_dir, models, mode=mode, stock=True) as running:
         yield running
     shutil.rmtree(run_dir, ignore_errors=True)
 
