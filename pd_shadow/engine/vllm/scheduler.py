@@ -141,6 +141,8 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self._last_end = 0.0
         self._longest_chunk = self.plugin.minimum_tokens
         self._probed = -PROBE_SECONDS
+        # Whether the last probe took longer than its budget.
+        self._overran = False
         self._looked = -LOOK_SECONDS
         # When last something ran, waited or was loaded.
         self._moved = time.monotonic()
@@ -387,7 +389,9 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         least = min(least, first.lacking)
         if room < least:
             return Grant(0, StepReason.NO_ROOM)
-        if self.latency.warm and now - self._probed < PROBE_SECONDS:
+        # What a probe really took decides, not what the model says: one that was taught by slow first steps must not
+        # starve the engine, and every probe within its budget makes it better.
+        if self._overran and now - self._probed < PROBE_SECONDS:
             self._end(first.job, LegEnd.BELOW_MINIMUM)
             return Grant(0, StepReason.BELOW_MINIMUM)
         self._probed = now
@@ -747,6 +751,8 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             stretch = max(predicted - without, seconds - without) if step.slices and warm and without else 0.0
             memory_bound = step.work.decodes > 0 and not step.work.prefill_tokens
             self.controller.ran(Iteration(seconds, stretch, memory_bound, step.reason or StepReason.NO_WORK))
+        if step.reason is StepReason.PROBE:
+            self._overran = warm and seconds > step.budget.iteration_seconds
         if step.reason is not None:
             budget = min(step.budget.iteration_seconds, without + step.budget.stretch_seconds)
             self.log.add(

@@ -244,6 +244,8 @@ class ClusterHistory(RuleBasedStateMachine):
         for name in sorted(self.w.streams.keys() - silent):
             if self.w.instance(name).stream:
                 self.w.beat(name, shadow_room_tokens=self.rooms.get(name))
+        # What starts on an engine before its silence is noticed is right to start.
+        self._started()
         self.w.cluster.tick(self.w.now)
         self._started()
 
