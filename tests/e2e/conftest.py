@@ -122,7 +122,10 @@ class System:
             found[:] = [
                 job
                 for job in jobs.jobs
-                if job.session.session_id == session and job.reason == common_pb2.SHADOW_REASON_WARM
+                if job.session.session_id == session
+                and job.reason == common_pb2.SHADOW_REASON_WARM
+                # Of an instance that is gone nothing is left, whatever was last said of the job.
+                and job.prefill_tokens > 0
             ]
             return bool(found)
 
