@@ -103,6 +103,8 @@ async def test_interrupted_it_leaves_no_process_behind(tmp_path: Path, number: s
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", INTERRUPTED, str(tmp_path), cwd=Path(__file__).parents[3],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "160"},
+        # Whoever runs the tests in the background may have them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     while not (children := _children(process.pid)) or len(children) < len(Mode):
         assert process.returncode is None, await process.communicate()
