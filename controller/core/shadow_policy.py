@@ -10,9 +10,6 @@ from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.policy import approach as approaches
 from pd_shadow.policy.approach import TRAITS, Approach, EngineController, Traits
 
-PREFILL_WINDOW = "prefill-window"
-"""The plugin's controller for prefill instances."""
-
 
 @dataclass(frozen=True)
 class ShadowPolicy:
@@ -49,7 +46,7 @@ class ShadowPolicy:
             return EngineController.OFF.value
         # Which of the harvesting controllers is a question of decodes, and P has none.
         window = role == pb.ROLE_PREFILL and not self.eager
-        return PREFILL_WINDOW if window else self.traits.controller.value
+        return (EngineController.PREFILL_WINDOW if window else self.traits.controller).value
 
     def changed(
         self,

@@ -15,9 +15,15 @@ class EngineController(StrEnum):
     Stock engines are driven at request level: HARVEST and HARVEST_SLO are then the same rule (request_harvest.py).
     """
 
+    # No shadow work at all.
     OFF = "off"
+    # A fixed credit on every busy iteration.
     HARVEST = "harvest"
+    # The slack of the requests in flight, credit for routed ones.
     HARVEST_SLO = "harvest-slo"
+    # Iterations of bounded length on an idle prefill instance.
+    PREFILL_WINDOW = "prefill-window"
+    # Shadow work as requests like any other.
     EAGER = "eager"
 
 

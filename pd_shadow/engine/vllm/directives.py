@@ -10,7 +10,8 @@ from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.common import config
 from pd_shadow.common.config import Config
 from pd_shadow.engine.vllm import session_tag
-from pd_shadow.engine.vllm.settings import Controller, Seconds, Share
+from pd_shadow.engine.vllm.settings import Seconds, Share
+from pd_shadow.policy.approach import EngineController
 
 DROPS_KEPT = 4096
 """Sessions to drop that wait for the engine to ask; of more, the oldest are forgotten and age out by themselves."""
@@ -36,7 +37,7 @@ class DropSession:
 class SetLimits(Config):
     """Other values for settings of the same names; None leaves one as it is."""
 
-    controller: Controller | None = None
+    controller: EngineController | None = None
     cap_share: Share | None = None
     minimum_tokens: Annotated[int, Field(ge=1)] | None = None
     window_seconds: Seconds | None = None

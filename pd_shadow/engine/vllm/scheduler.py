@@ -27,11 +27,12 @@ from pd_shadow.engine.vllm import compat, settings, shadow_blocks
 from pd_shadow.engine.vllm.attachment import Attachment
 from pd_shadow.engine.vllm.directives import Directive, DropSession, PauseShadow, ResumeShadow, SetLimits
 from pd_shadow.engine.vllm.jobs import Job, JobQueue, LegEnd
-from pd_shadow.engine.vllm.settings import Controller, PluginSettings, Role
+from pd_shadow.engine.vllm.settings import PluginSettings, Role
 from pd_shadow.engine.vllm.snapshot import EngineFacts, EngineSnapshot
 from pd_shadow.engine.vllm.steps import StepLog, StepRecord
 from pd_shadow.engine.vllm.tags import RESULT, CallTag, LegKind, call_tag, shadow_tag
 from pd_shadow.perf.online import OnlineLatency, StepWork
+from pd_shadow.policy.approach import EngineController
 from pd_shadow.policy.base import Batch, Budget, Iteration, IterationController, RunningRequest, StepReason
 from pd_shadow.policy.credit import CreditController
 from pd_shadow.policy.prefill_window import PrefillWindowController
@@ -156,22 +157,22 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
     # Run-time control.
 
     @property
-    def controller_kind(self) -> Controller:
+    def controller_kind(self) -> EngineController:
         return self._kind
 
-    def use_controller(self, kind: Controller) -> None:
+    def use_controller(self, kind: EngineController) -> None:
         """Decide iterations by another controller from the next step on."""
         plugin = self.plugin
         self._kind = kind
         self.controller: IterationController | None
         match kind:
-            case Controller.HARVEST_SLO:
+            case EngineController.HARVEST_SLO:
                 self.controller = SlackController(delta=plugin.routed_delta, beta=plugin.beta, margin=plugin.margin)
-            case Controller.HARVEST:
+            case EngineController.HARVEST:
                 self.controller = CreditController(delta=plugin.harvest_delta, beta=plugin.beta)
-            case Controller.PREFILL_WINDOW:
+            case EngineController.PREFILL_WINDOW:
                 self.controller = PrefillWindowController(window_seconds=plugin.window_seconds, margin=plugin.margin)
-            case Controller.OFF | Controller.EAGER:
+            case EngineController.OFF | EngineController.EAGER:
                 self.controller = None
 
     def _obey(self, directive: Directive) -> None:
@@ -197,7 +198,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
     def add_request(self, request: Any) -> None:
         xargs = request.sampling_params.extra_args if request.sampling_params is not None else None
         tag = shadow_tag(xargs)
-        if tag is None or (self._kind is Controller.EAGER and tag.kind is LegKind.PREFILL):
+        if tag is None or (self._kind is EngineController.EAGER and tag.kind is LegKind.PREFILL):
             tagged = call_tag(xargs)
             arrived = time.monotonic() - max(0.0, time.time() - request.arrival_time)
             setattr(request, CALL, Call(tagged, arrived, tagged.ttft_slo or self._ttft_slo(request.num_prompt_tokens)))
@@ -910,11 +911,11 @@ def _role_of(kv_transfer_config: Any) -> Role:
     return Role.PREFILL if kv_transfer_config.is_kv_producer else Role.DECODE
 
 
-def _default_controller(role: Role) -> Controller:
+def _default_controller(role: Role) -> EngineController:
     return {
-        Role.PREFILL: Controller.PREFILL_WINDOW,
-        Role.DECODE: Controller.OFF,
-        Role.COLOCATED: Controller.HARVEST_SLO,
+        Role.PREFILL: EngineController.PREFILL_WINDOW,
+        Role.DECODE: EngineController.OFF,
+        Role.COLOCATED: EngineController.HARVEST_SLO,
     }[role]
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from pd_shadow.common import config
 from pd_shadow.common.config import Config
+from pd_shadow.policy.approach import EngineController
 from pd_shadow.policy.base import BETA
 from pd_shadow.policy.credit import HARVEST_DELTA, ROUTED_DELTA
 from pd_shadow.policy.prefill_window import WINDOW_SECONDS
@@ -27,21 +28,6 @@ class Role(enum.StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     COLOCATED = "colocated"
-
-
-class Controller(enum.StrEnum):
-    """Who decides how many shadow tokens an iteration carries."""
-
-    # No shadow work at all.
-    OFF = "off"
-    # A fixed credit on every busy iteration.
-    HARVEST = "harvest"
-    # The slack of the requests in flight, credit for routed ones.
-    HARVEST_SLO = "harvest-slo"
-    # Iterations of bounded length on an idle prefill instance.
-    PREFILL_WINDOW = "prefill-window"
-    # Shadow work as requests like any other.
-    EAGER = "eager"
 
 
 class SloSettings(Config):
@@ -73,7 +59,7 @@ class PluginSettings(Config):
 
     role: Role | None = None
     """Unset: from the KV role (producer: prefill, consumer: decode, neither: colocated)."""
-    controller: Controller | None = None
+    controller: EngineController | None = None
     """Unset: prefill-window on a prefill instance, harvest-slo on a colocated one. Changeable at run time."""
     minimum_tokens: int = Field(default=MINIMUM_TOKENS, ge=1)
     """Fewer are not worth the overhead they bring to the requests they run beside (n_min of Algorithm 1)."""
@@ -105,7 +91,7 @@ class PluginSettings(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "PluginSettings":
-        if self.role is Role.DECODE and self.controller not in (None, Controller.OFF):
+        if self.role is Role.DECODE and self.controller not in (None, EngineController.OFF):
             raise ValueError("controller: a decode instance computes no shadow work; leave it unset, or off")
         return self
 

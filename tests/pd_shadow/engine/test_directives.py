@@ -12,7 +12,8 @@ from pd_shadow.engine.vllm.directives import (
     SetLimits,
     directive,
 )
-from pd_shadow.engine.vllm.settings import Controller, PluginSettings
+from pd_shadow.engine.vllm.settings import PluginSettings
+from pd_shadow.policy.approach import EngineController
 
 
 def limits(**given: object) -> pb.AttachResponse:
@@ -25,7 +26,7 @@ def test_messages_become_directives() -> None:
     key = common.SessionKey(tenant="t", session_id="a/b")
     assert directive(pb.AttachResponse(drop_session=pb.DropSession(session=key))) == DropSession("t/a%2Fb")
     assert directive(limits(controller="harvest-slo", margin=0.0)) == SetLimits(
-        controller=Controller.HARVEST_SLO, margin=0.0
+        controller=EngineController.HARVEST_SLO, margin=0.0
     )
     assert directive(pb.AttachResponse()) is None
 

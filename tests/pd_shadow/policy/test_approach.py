@@ -1,6 +1,6 @@
 import pytest
 
-from pd_shadow.engine.vllm.settings import Controller
+from pd_shadow.engine.vllm.settings import PluginSettings
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, EngineController, for_engines, named
 
 
@@ -21,7 +21,8 @@ def test_the_approaches_of_the_papers_table() -> None:
 
 
 def test_engine_controllers_are_the_engines_own_words() -> None:
-    assert {controller.value for controller in EngineController} <= {controller.value for controller in Controller}
+    for controller in EngineController:
+        assert PluginSettings.model_validate({"controller": controller.value}).controller is controller
 
 
 def test_names_find_their_approach() -> None:

@@ -139,14 +139,14 @@ class History:
     def _turn_a_knob(self) -> None:
         from vllm.v1.core.sched.interface import PauseState
 
-        from pd_shadow.engine.vllm.settings import Controller
+        from pd_shadow.policy.approach import EngineController
 
         rng, scheduler = self.random, self.scheduler
         match rng.randint(0, 4):
             case 0:
                 scheduler.free_queue.cache.set_cap(rng.choice((0, 0, 5, 20, POOL_BLOCKS // 2)))
             case 1:
-                scheduler.use_controller(rng.choice((Controller.OFF, Controller.EAGER)))
+                scheduler.use_controller(rng.choice((EngineController.OFF, EngineController.EAGER)))
             case 2:
                 scheduler.scheduler_config.long_prefill_token_threshold = rng.choice((0, 70))
             case 3:
@@ -157,10 +157,10 @@ class History:
     def _turn_knobs_back(self) -> None:
         from vllm.v1.core.sched.interface import PauseState
 
-        from pd_shadow.engine.vllm.settings import Controller
+        from pd_shadow.policy.approach import EngineController
 
         self.scheduler.set_pause_state(PauseState.UNPAUSED)
-        self.scheduler.use_controller(Controller.HARVEST_SLO)
+        self.scheduler.use_controller(EngineController.HARVEST_SLO)
         self.scheduler.free_queue.cache.set_cap(int(0.4 * POOL_BLOCKS))
 
     def _play_the_connector(self) -> None:
@@ -249,7 +249,7 @@ class History:
 
 
 def run_history(seed: int, kind: str, steps: int) -> dict[str, Any]:
-    from pd_shadow.engine.vllm.settings import Controller
+    from pd_shadow.policy.approach import EngineController
 
     engine = ShadowedEngine(PLUGIN, num_gpu_blocks_override=POOL_BLOCKS, max_num_seqs=6, **KINDS[kind])
     scheduler, free = engine.scheduler, engine.free_blocks
@@ -277,7 +277,7 @@ def run_history(seed: int, kind: str, steps: int) -> dict[str, Any]:
     ]  # fmt: skip
     seen["blocks"] = [free, engine.free_blocks]
     # The same calls again, with nothing cached and no shadow work.
-    scheduler.use_controller(Controller.OFF)
+    scheduler.use_controller(EngineController.OFF)
     seen["reset"] = scheduler.reset_prefix_cache(reset_connector=True)
     names = [name for name in history.normal if name not in history.aborted]
     for name in names:

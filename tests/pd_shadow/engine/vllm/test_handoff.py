@@ -198,14 +198,14 @@ def heartbeats(engine: ShadowedEngine) -> Any:
 
 def ended_in_the_middle_of_a_block(engine: ShadowedEngine) -> Any:
     """With vLLM's host tier: what was not computed must not be stored as if it was."""
-    from pd_shadow.engine.vllm.settings import Controller
+    from pd_shadow.policy.approach import EngineController
 
     context = prompt(11, 6 * BLOCK_SIZE)
     engine.shadow(context, "shadow")
     engine.step()
-    engine.scheduler.use_controller(Controller.OFF)
+    engine.scheduler.use_controller(EngineController.OFF)
     engine.drain()
-    engine.scheduler.use_controller(Controller.HARVEST_SLO)
+    engine.scheduler.use_controller(EngineController.HARVEST_SLO)
     engine.scheduler.reset_prefix_cache()
     warm = engine.run(context, "warm", 4)
     engine.clear()

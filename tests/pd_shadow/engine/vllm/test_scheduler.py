@@ -158,11 +158,11 @@ def routed(engine: ShadowedEngine) -> Any:
 
 
 def switched(engine: ShadowedEngine) -> Any:
-    from pd_shadow.engine.vllm.settings import Controller
+    from pd_shadow.policy.approach import EngineController
 
     seen = {}
-    for kind in (Controller.OFF, Controller.EAGER):
-        engine.scheduler.use_controller(Controller.HARVEST_SLO)
+    for kind in (EngineController.OFF, EngineController.EAGER):
+        engine.scheduler.use_controller(EngineController.HARVEST_SLO)
         engine.grant(100)
         engine.shadow(prompt(1, 400), f"parked {kind}")
         engine.step()
@@ -176,7 +176,7 @@ def switched(engine: ShadowedEngine) -> Any:
         engine.drain()
         seen[f"later {kind}"] = [len(engine.answers[f"later {kind}"].token_ids), engine.steps[:1]]
         seen[f"result later {kind}"] = result_of(engine.answers[f"later {kind}"])
-    engine.scheduler.use_controller(Controller.HARVEST_SLO)
+    engine.scheduler.use_controller(EngineController.HARVEST_SLO)
     return seen
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from pd_shadow.common.config import ConfigError
 from pd_shadow.engine.vllm import settings
-from pd_shadow.engine.vllm.settings import Controller, PluginSettings, Role
+from pd_shadow.engine.vllm.settings import PluginSettings, Role
+from pd_shadow.policy.approach import EngineController
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other plugin": {"x": 1}}, {"pd_shadow": {}}, "not a mapping"])
@@ -26,7 +27,7 @@ def test_given_ones_win() -> None:
         {"pd_shadow": {"role": "prefill", "controller": "eager", "slo": {"multiple": 3}, "cap_share": 0}}
     )
     assert (given.role, given.controller, given.slo.multiple, given.cap_share) == (
-        Role.PREFILL, Controller.EAGER, 3.0, 0.0,
+        Role.PREFILL, EngineController.EAGER, 3.0, 0.0,
     )  # fmt: skip
 
 
