@@ -66,6 +66,10 @@ class CreditController:
             return Budget.refused(StepReason.WAITING)
         if not batch.requests:
             return Budget.iteration(cap, StepReason.IDLE)
+        return self._busy(batch, cap)
+
+    def _busy(self, batch: Batch, cap: float) -> Budget:
+        """The budget of an iteration that has other work in it, and may last `cap` seconds at most."""
         return self.credit.budget(cap)
 
     def ran(self, iteration: Iteration) -> None:

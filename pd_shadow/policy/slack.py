@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pd_shadow.policy.base import BETA, Batch, Budget, Iteration, RunningRequest, StepReason
-from pd_shadow.policy.credit import ROUTED_DELTA, Credit
+from pd_shadow.policy.base import BETA, Batch, Budget, RunningRequest, StepReason
+from pd_shadow.policy.credit import ROUTED_DELTA, CreditController
 
 MARGIN = 0.1
 """Share of every SLO kept in reserve; the paper sweeps it from 0 to 0.5 and finds it matters little (figure 15e)."""
@@ -29,7 +29,7 @@ def slack(now: float, request: RunningRequest, margin: float) -> float:
     return of(now, request, margin)
 
 
-class SlackController:
+class SlackController(CreditController):
     """Lines 1 to 9 of Algorithm 1. Not thread-safe; one per engine.
 
     The credit of lines 5 and 6 bounds the *stretch* a routed iteration suffers. Read to the letter, line 10 would
@@ -38,24 +38,14 @@ class SlackController:
     """
 
     def __init__(self, *, delta: float = ROUTED_DELTA, beta: float = BETA, margin: float = MARGIN) -> None:
-        self._beta = beta
+        super().__init__(delta=delta, beta=beta)
         self._margin = margin
-        self.credit = Credit(delta)
 
-    def budget(self, batch: Batch) -> Budget:
-        cap = self._beta * min((request.tpot_slo for request in batch.requests), default=batch.tpot_slo)
-        self.credit.cap = cap
-        if batch.waiting:
-            return Budget.refused(StepReason.WAITING)
-        if not batch.requests:
-            return Budget.iteration(cap, StepReason.IDLE)
+    def _busy(self, batch: Batch, cap: float) -> Budget:
         if any(request.routed for request in batch.requests):
-            return self.credit.budget(cap)
+            return super()._busy(batch, cap)
         least = min(slack(batch.now, request, self._margin) for request in batch.requests)
         return Budget.iteration(min(cap, least), StepReason.SLACK)
-
-    def ran(self, iteration: Iteration) -> None:
-        self.credit.ran(iteration)
 
 
 class Grant(NamedTuple):
