@@ -1,6 +1,7 @@
 """From what was measured to the figures: the JSON that `bench interference` writes and the table it prints."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -10,13 +11,14 @@ from pd_shadow.bench import trace
 from pd_shadow.bench.modes import Mode
 from pd_shadow.bench.samples import Phase, Sample
 from pd_shadow.bench.slo import Slo
-from pd_shadow.common.figures import percentile, spread, versions
+from pd_shadow.common.figures import as_count, as_ms, as_percent, percentile, spread, versions
 from pd_shadow.demo.models import ModelSpec
 from pd_shadow.engine.vllm.steps import StepRecord
 from pd_shadow.policy.base import BETA
 from pd_shadow.policy.credit import ROUTED_DELTA
 
 ERRORS_KEPT = 5
+_ms = partial(as_ms, digits=1)
 CAVEATS = (
     "What it shows: every mode is asked the same requests at the same times of the same engine build, so the modes "
     "differ by what they do with shadow work; whether the bounds hold that the method gives (an arrival waits for one "
@@ -145,9 +147,9 @@ def render(figures: dict[str, Any], console: Console) -> None:
         for part in ("p50", "p90", "p99"):
             table.add_row(f"{label} {part}", *(_ms(mode[key][part]) for mode in modes.values()))
     table.add_row("longest gap of all", *(_ms(mode["longest_gap_s"]["max"]) for mode in modes.values()))
-    table.add_row("SLO attainment", *(_share(mode["slo_attainment"]) for mode in modes.values()))
-    table.add_row("shadow tokens/s", *(_count(mode["shadow_tokens_per_s"]) for mode in modes.values()))
-    table.add_row("iterations over budget", *(_share(mode["over_budget_share"]) for mode in modes.values()))
+    table.add_row("SLO attainment", *(as_percent(mode["slo_attainment"]) for mode in modes.values()))
+    table.add_row("shadow tokens/s", *(as_count(mode["shadow_tokens_per_s"]) for mode in modes.values()))
+    table.add_row("iterations over budget", *(as_percent(mode["over_budget_share"]) for mode in modes.values()))
     table.add_row("  by, mean", *(_ms(mode["over_budget_seconds_mean"]) for mode in modes.values()))
     table.add_row("requests (failed)", *(f"{mode['requests']} ({mode['failed']})" for mode in modes.values()))
     console.print(table)
@@ -181,7 +183,7 @@ def _render_routed(routed: Mapping[str, Any] | None, console: Console) -> None:
     console.print(
         f"Routed calls with the plugin: stretched × {'-' if whole is None else f'{whole:.3f}'} by shadow work (passes: "
         f"{passes}; bound {routed['bound']:.3f}); time per token p50 {_ms(tpot['without_shadow']['p50'])} without, "
-        f"{_ms(tpot['with_shadow']['p50'])} with; {_count(routed['shadow_tokens_per_s'])} shadow tokens/s meanwhile."
+        f"{_ms(tpot['with_shadow']['p50'])} with; {as_count(routed['shadow_tokens_per_s'])} shadow tokens/s meanwhile."
     )
 
 
@@ -197,18 +199,6 @@ def _times(samples: Sequence[Sample]) -> dict[str, Any]:
 def _seconds_per_token(samples: Sequence[Sample]) -> float | None:
     tokens = sum(sample.decode_tokens for sample in samples)
     return sum(sample.decode_seconds for sample in samples) / tokens if tokens else None
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1000:,.1f} ms"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
 
 
 def _yes(value: bool | None) -> str:

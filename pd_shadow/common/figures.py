@@ -1,4 +1,4 @@
-"""What reports have in common: percentiles, spreads, and which versions made the figures."""
+"""What reports have in common: percentiles, spreads, how they are shown, and which versions made the figures."""
 
 import importlib.metadata
 import statistics
@@ -34,3 +34,18 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def as_ms(seconds: float | None, digits: int = 0) -> str:
+    """Seconds as milliseconds; a dash for what was not measured, here and below."""
+    return "-" if seconds is None else f"{seconds * 1000:,.{digits}f} ms"
+
+
+def as_percent(value: float | None) -> str:
+    """A share, 0 to 1, as a percentage."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def as_count(value: float | None) -> str:
+    """A number without decimals."""
+    return "-" if value is None else f"{value:,.0f}"

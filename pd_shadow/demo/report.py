@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pd_shadow.common.figures import percentile, spread, versions
+from pd_shadow.common.figures import as_count, as_ms, as_percent, percentile, spread, versions
 from pd_shadow.demo.client import Answer
 from pd_shadow.demo.cluster import Mode
 from pd_shadow.demo.models import ModelSpec
@@ -177,22 +177,22 @@ def render(figures: dict[str, Any], console: Console) -> None:
     ]
     for label, key, part in rows:
         pair = figures[key]
-        table.add_row(label, *(_ms(pair[run][part]) for run in ("cold", "shadow")), _change(pair, part))
+        table.add_row(label, *(as_ms(pair[run][part]) for run in ("cold", "shadow")), _change(pair, part))
     for label, key in (("hit rate, all calls", "all"), ("hit rate, switch calls", "switch")):
         pair = figures["hit_rate"][key]
-        table.add_row(label, *(_share(pair[run]) for run in ("cold", "shadow")), "")
+        table.add_row(label, *(as_percent(pair[run]) for run in ("cold", "shadow")), "")
     received = figures.get("d_received_tokens_at_switch")
     if received is not None:
         table.add_row(
             "tokens D received at a switch, mean",
-            *(_count(received[run]["mean"]) for run in ("cold", "shadow")),
+            *(as_count(received[run]["mean"]) for run in ("cold", "shadow")),
             f"{received['cold']['n']} and {received['shadow']['n']} measurable",
         )
     normal = figures["normal"]
     for label, key in (("normal traffic TTFT p99", "ttft"), ("normal traffic time per token p99", "tpot")):
         pair = normal[f"{key}_s"]
         ratio = normal[f"{key}_p99_ratio"]
-        cells = (_ms(pair[run]["p99"]) for run in ("cold", "shadow"))
+        cells = (as_ms(pair[run]["p99"]) for run in ("cold", "shadow"))
         table.add_row(label, *cells, "" if ratio is None else f"× {ratio:.2f}")
     console.print(table)
     paired = figures["switch_ttft_reduction_paired"]
@@ -255,15 +255,3 @@ def _p99_ratio(cold: Run, shadow: Run, what: str) -> float | None:
 def _change(pair: dict[str, Any], part: str) -> str:
     before, after = pair["cold"][part], pair["shadow"][part]
     return f"{(after - before) / before:+.0%}" if before and after is not None else ""
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1000:,.0f} ms"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
