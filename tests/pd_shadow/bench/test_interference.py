@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -106,7 +107,7 @@ async def test_interrupted_it_leaves_no_process_behind(tmp_path: Path, number: s
         # Whoever runs the tests in the background may have them ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    while not (children := _children(process.pid)) or len(children) < len(Mode):
+    while len(children := psutil.Process(process.pid).children()) < len(Mode):
         assert process.returncode is None, await process.communicate()
         await asyncio.sleep(0.05)
     # A trace means that the plugin's engine is at work.
@@ -117,16 +118,7 @@ async def test_interrupted_it_leaves_no_process_behind(tmp_path: Path, number: s
     output, _ = await process.communicate()
     assert process.returncode == 130, output.decode()
     assert b"interrupted; everything is stopped" in output
-    assert not [pid for pid in children if _exists(pid)]
-
-
-def _exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-def _children(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for thread in threads for child in thread.read_text().split()]
+    assert not [child for child in children if child.is_running()]
 
 
 def test_help_has_modes_examples_and_exit_codes() -> None:
