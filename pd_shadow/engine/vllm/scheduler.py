@@ -88,6 +88,15 @@ class Slice(NamedTuple):
     life: int
 
 
+class Plan(NamedTuple):
+    """Shadow work of a step: what it may cost, what was granted of it, and to whom; `normal` tokens go before it."""
+
+    budget: Budget
+    granted: Grant
+    slices: Sequence[Slice] = ()
+    normal: int = 0
+
+
 class Step(NamedTuple):
     """A scheduled step until its output is there. Times are monotonic seconds."""
 
@@ -131,9 +140,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self.log = StepLog(self.plugin.trace_file)
         pool = self.kv_cache_manager.block_pool
         self._pool_blocks = len(pool.blocks) - 1
-        self.free_queue = shadow_blocks.install(
-            pool, int(self.plugin.cap_share * self._pool_blocks), self.plugin.cold_seconds, time.monotonic
-        )
+        self.free_queue = shadow_blocks.install(pool, self._cap_blocks, self.plugin.cold_seconds, time.monotonic)
         self._groups = len(self.kv_cache_config.kv_cache_groups)
         self._stock_allocate_slots = self.kv_cache_manager.allocate_slots
         self.kv_cache_manager.allocate_slots = self._allocate_slots
@@ -155,6 +162,10 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self.attachment = Attachment(self.plugin, self._facts(), self.log)
 
     # Run-time control.
+
+    @property
+    def _cap_blocks(self) -> int:
+        return int(self.plugin.cap_share * self._pool_blocks)
 
     @property
     def controller_kind(self) -> EngineController:
@@ -190,7 +201,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             case SetLimits():
                 given = directive.model_dump(exclude_none=True)
                 self.plugin = self.plugin.model_copy(update=given)
-                self.free_queue.cache.set_cap(int(self.plugin.cap_share * self._pool_blocks))
+                self.free_queue.cache.set_cap(self._cap_blocks)
                 self.use_controller(directive.controller or self._kind)
 
     # vLLM's scheduler interface.
@@ -229,19 +240,18 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self.attachment.mark(now, busy=self._has_normal_work())
         self._settle(now)
         self._make_way()
-        budget, granted, slices = self._plan(now, throttle_prefills)
+        plan = self._plan(now, throttle_prefills)
         limit = self.max_num_scheduled_tokens
-        if slices:
+        if plan.slices:
             # vLLM serves the running requests in order, so that what is left for the last ones is exact.
-            normal = sum(tokens for _, tokens in self._normal_tokens())
-            self.max_num_scheduled_tokens = min(limit, normal + sum(part.tokens for part in slices))
-        self._join(slices)
+            self.max_num_scheduled_tokens = min(limit, plan.normal + sum(part.tokens for part in plan.slices))
+        self._join(plan.slices)
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self.max_num_scheduled_tokens = limit
             self._part(now)
-        self._note_step(output, now, budget, granted)
+        self._note_step(output, now, plan)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
@@ -317,22 +327,21 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
 
     # Planning.
 
-    def _plan(self, now: float, throttled: bool) -> tuple[Budget, Grant, list[Slice]]:
+    def _plan(self, now: float, throttled: bool) -> Plan:
         """What the next step carries of prefill jobs."""
-        refused = Budget.refused(StepReason.NO_WORK)
         if self.controller is None or not self.jobs.of(LegKind.PREFILL):
-            return refused, Grant(0, StepReason.NO_WORK), []
+            return _nothing(StepReason.NO_WORK)
         if self._pause_state != PauseState.UNPAUSED or throttled:
-            return refused, Grant(0, StepReason.PAUSED), []
+            return _nothing(StepReason.PAUSED)
         batch = self._batch(now)
         if self.attachment.neighbours_busy(now):
             if not batch.requests and not batch.waiting:
                 time.sleep(YIELD_SECONDS)
-            return refused, Grant(0, StepReason.HARDWARE_BUSY), []
+            return _nothing(StepReason.HARDWARE_BUSY)
         in_flight = any(step.slices for step in self._steps)
         if in_flight and not batch.requests:
             # One step ahead: an arrival waits for one shadow iteration, never for two.
-            return refused, Grant(0, StepReason.IN_FLIGHT), []
+            return _nothing(StepReason.IN_FLIGHT)
         budget = self.controller.budget(batch)
         # What steps in flight are stretched by is spent, too, and not booked yet.
         ahead = sum(self.latency.seconds(step.work) - self.latency.seconds(step.normal_work) for step in self._steps)
@@ -340,11 +349,11 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         work = _work((request, request.num_computed_tokens, tokens) for request, tokens in self._normal_tokens())
         normal = work.prefill_tokens + work.decodes
         if batch.requests and now - self._looked < LOOK_SECONDS and self._hopeless(budget, work):
-            return budget, Grant(0, StepReason.BELOW_MINIMUM if budget.iteration_seconds else budget.reason), []
+            return Plan(budget, _too_little(budget))
         self._looked = now
         parts = self._next_parts()
         if not parts:
-            return refused, Grant(0, StepReason.NO_WORK), []
+            return _nothing(StepReason.NO_WORK)
         room = self._room_tokens(parts)
         lacking = sum(part.lacking for part in parts)
         most = min(lacking, GROWTH * self._longest_chunk, self.max_num_scheduled_tokens - normal)
@@ -364,12 +373,12 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
                 minimum=min(minimum, first.lacking),
             )  # fmt: skip
         else:
-            granted = Grant(0, StepReason.BELOW_MINIMUM if budget.iteration_seconds else budget.reason)
+            granted = _too_little(budget)
         if granted.reason is StepReason.BELOW_MINIMUM and not batch.requests and not batch.waiting:
             granted = self._probe(now, first, room)
         if granted.reason is StepReason.NO_ROOM:
             self._end(first.job, LegEnd.NO_ROOM)
-            return budget, granted, []
+            return Plan(budget, granted)
         slices = []
         left = granted.tokens
         for part in parts:
@@ -377,7 +386,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
                 tokens = min(left, part.lacking)
                 slices.append(Slice(part.job, part.start, tokens, part.job.request.num_preemptions))
                 left -= tokens
-        return budget, granted, slices
+        return Plan(budget, granted, slices, normal)
 
     def _hopeless(self, budget: Budget, work: StepWork) -> bool:
         """Whether not even the cheapest chunk fits, the smallest one of a context's beginning."""
@@ -452,9 +461,11 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         tokens = used = 0
         for part in parts:
             hits.update((block.block_id, block) for block in part.hits)
-            blocks = self.free_queue.room(list(hits.values())) // self._groups - used
             ready = part.held * self.block_size - part.start - self.num_lookahead_tokens
             needed = max(0, -(-(part.lacking - ready) // self.block_size))
+            # Counted no further than needed: in a large pool gone cold, counting all of it takes milliseconds.
+            room = self.free_queue.room(list(hits.values()), most=(used + needed) * self._groups)
+            blocks = room // self._groups - used
             if blocks < needed:
                 return tokens + max(0, ready + max(0, blocks) * self.block_size)
             used += needed
@@ -653,7 +664,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             needed = (job.target_tokens - tokens) // self.block_size * self._groups
             if not needed:
                 self._end(job, LegEnd.DONE)
-            elif needed > self.free_queue.room(_free(hits)):
+            elif needed > self.free_queue.room(_free(hits), most=needed):
                 self._end(job, LegEnd.NO_ROOM)
             else:
                 return job
@@ -695,7 +706,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
 
     # The end of steps and jobs.
 
-    def _note_step(self, output: Any, now: float, budget: Budget, granted: Grant) -> None:
+    def _note_step(self, output: Any, now: float, plan: Plan) -> None:
         normal, slices = [], []
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
@@ -708,8 +719,8 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         normal_work = work = _work(normal)
         for part in slices:
             work = work.with_prefill(part.tokens, part.start)
-        reason = None if granted.reason is StepReason.NO_WORK else granted.reason
-        self._steps.append(Step(output, now, work, normal_work, budget, reason, slices))
+        reason = None if plan.granted.reason is StepReason.NO_WORK else plan.granted.reason
+        self._steps.append(Step(output, now, work, normal_work, plan.budget, reason, slices))
         self._note_evictions()
 
     def _note_evictions(self) -> None:
@@ -917,6 +928,16 @@ def _default_controller(role: Role) -> EngineController:
         Role.DECODE: EngineController.OFF,
         Role.COLOCATED: EngineController.HARVEST_SLO,
     }[role]
+
+
+def _nothing(reason: StepReason) -> Plan:
+    """No shadow work in this step, and no budget asked for."""
+    return Plan(Budget.refused(StepReason.NO_WORK), Grant(0, reason))
+
+
+def _too_little(budget: Budget) -> Grant:
+    """No tokens, because the budget holds none, or none worth it."""
+    return Grant(0, StepReason.BELOW_MINIMUM if budget.iteration_seconds else budget.reason)
 
 
 def _work(parts: Iterable[tuple[Any, int, int]]) -> StepWork:
