@@ -22,7 +22,7 @@ from pd_shadow.engine.vllm.settings import Role
 from pd_shadow.policy.approach import DEFAULT, Approach
 from tests.e2e.conftest import System, running_cluster
 from tests.e2e.test_demo import SEED, shortest_session
-from tests.e2e.test_system import BLOCK, DOCUMENT, cached, conversation, stream
+from tests.e2e.test_system import BLOCK, DOCUMENT, cached, conversation, leave_mid_stream, stream
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
@@ -135,23 +135,7 @@ async def test_a_prompt_that_is_too_long_is_the_callers_mistake(system: System) 
 
 
 async def test_a_client_that_leaves_mid_stream_leaves_nothing_behind(system: System) -> None:
-    body = {"model": A, "messages": conversation(DOCUMENT[:4000]), "max_tokens": 2000, "stream": True}
-    async with system.http.post(
-        f"{system.plane.gateway_url}/v1/chat/completions",
-        json={**body, "ignore_eos": True},
-        headers={"X-Session-ID": "leaver"},
-    ) as response:
-        await response.content.readline()
-        assert (await system.ledger()).in_flight.calls == 1
-    await system.quiet()
-
-    async def engine_idle() -> bool:
-        found = await system.admin.GetInstance(admin_pb2.GetInstanceRequest(name=f"{A}-{Role.COLOCATED}"))
-        return found.instance.reported_running == 0
-
-    # The abort reached the engine: it would have had 2,000 tokens to generate.
-    await system.until(engine_idle)
-    assert (await system.chat(A, conversation("hi"), "leaver"))["choices"]
+    await leave_mid_stream(system, Role.COLOCATED)
 
 
 async def test_a_killed_engine_fails_its_call_and_is_warmed_again_in_its_next_life(system: System) -> None:

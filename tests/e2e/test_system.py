@@ -154,7 +154,8 @@ async def test_malformed_json_is_refused(system: System) -> None:
         assert "JSON" in (await response.json())["error"]["message"]
 
 
-async def test_a_client_that_leaves_mid_stream_leaves_nothing_behind(system: System) -> None:
+async def leave_mid_stream(system: System, generates: Role) -> None:
+    """A client leaves in the middle of an answer of A's engine of that role; nothing of its call must be left."""
     body = {"model": A, "messages": conversation(DOCUMENT[:4000]), "max_tokens": 2000, "stream": True}
     async with system.http.post(
         f"{system.plane.gateway_url}/v1/chat/completions",
@@ -166,12 +167,16 @@ async def test_a_client_that_leaves_mid_stream_leaves_nothing_behind(system: Sys
     await system.quiet()
 
     async def engine_idle() -> bool:
-        found = await system.admin.GetInstance(admin_pb2.GetInstanceRequest(name=f"{A}-{Role.DECODE}"))
+        found = await system.admin.GetInstance(admin_pb2.GetInstanceRequest(name=f"{A}-{generates}"))
         return found.instance.reported_running == 0
 
     # The abort reached the engine: it would have had 2,000 tokens to generate.
     await system.until(engine_idle)
     assert (await system.chat(A, conversation("hi"), "leaver"))["choices"]
+
+
+async def test_a_client_that_leaves_mid_stream_leaves_nothing_behind(system: System) -> None:
+    await leave_mid_stream(system, Role.DECODE)
 
 
 async def test_a_killed_prefill_instance_costs_a_recomputation_and_comes_back(system: System) -> None:
