@@ -13,7 +13,7 @@ from typing import Any
 
 from pd_shadow.perf.online import StepWork
 from pd_shadow.policy.base import Batch, Budget, Iteration, StepReason
-from tests.pd_shadow.engine.vllm.stepping import Answer, SteppedEngine, in_fresh_interpreter, prompt
+from tests.pd_shadow.engine.vllm.stepping import Answer, SteppedEngine, in_fresh_process, prompt
 
 SCHEDULER = "pd_shadow.engine.vllm.scheduler.ShadowScheduler"
 AHEAD = "pd_shadow.engine.vllm.scheduler.ShadowAsyncScheduler"
@@ -122,14 +122,14 @@ def decoding(engine: ShadowedEngine, name: str, seed: int, max_tokens: int = 40,
 
 
 def run(scenarios: Sequence[Callable[[ShadowedEngine], Any]], **engine_arguments: Any) -> dict[str, Any]:
-    """What every scenario saw, by its name, on one engine in a fresh interpreter.
+    """What every scenario saw, by its name, on one engine in a fresh process.
 
     For one that failed it is the exception; the others get a new engine then.
     """
     left = [(scenario.__module__, scenario.__name__) for scenario in scenarios]
     seen: dict[str, Any] = {}
     while left:
-        seen.update(in_fresh_interpreter(_run, names=left, **engine_arguments))
+        seen.update(in_fresh_process(_run, names=left, **engine_arguments))
         left = [(module, name) for module, name in left if name not in seen]
     return seen
 

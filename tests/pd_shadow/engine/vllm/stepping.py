@@ -1,22 +1,25 @@
-"""A real vLLM engine inside the test's own process, stepped by hand; and a fresh interpreter to run it in.
+"""A real vLLM engine inside a test's own process, stepped by hand; and a fresh process to run it in.
 
 vLLM keeps process-wide state, so a process holds one engine: a test hands a scenario (a function of its module) to
-`in_fresh_interpreter`, the scenario builds a `SteppedEngine` and returns what it saw as JSON. One iteration per `step`
-makes a scheduler's decisions repeatable. Import takes about five seconds, the engine two more.
+`in_fresh_process`, the scenario builds a `SteppedEngine` and returns what it saw as JSON. One iteration per `step`
+makes a scheduler's decisions repeatable. Importing vLLM takes far longer than its small engine, and is done once.
 """
 
-import importlib
+import functools
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pd_shadow.demo import models
 
@@ -26,14 +29,14 @@ MODEL = models.SMALL
 MODEL_CACHE = Path(tempfile.gettempdir()) / "pd-shadow-e2e-models"
 BLOCK_SIZE = 32
 """Tokens; the smallest block that vLLM's CPU attention takes."""
-ROOT = Path(__file__).parents[4]
+# Everything slow to import that engines share, but NIXL, which starts threads.
+PRELOADED = ["vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker", "pd_shadow.engine.vllm.scheduler"]
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "PD_SHADOW_CPU_RIG": "1",
     "PYTHONHASHSEED": "0",
-    "PYTHONPATH": str(ROOT),
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # Without these two vLLM's CPU platform moves the worker to a process of its own.
@@ -50,37 +53,46 @@ ENVIRONMENT = {
 TAIL_CHARACTERS = 6000
 
 
-def in_fresh_interpreter(
-    scenario: Callable[..., Any], *, env: Mapping[str, str] | None = None, **arguments: Any
-) -> Any:
-    """Run a module-level function in a new Python process, and return what it returned.
+def in_fresh_process(scenario: Callable[..., Any], *, env: Mapping[str, str] | None = None, **arguments: Any) -> Any:
+    """Run a module-level function in a process of its own, which has vLLM imported, and return what it returned.
 
     Arguments and the result travel as JSON. `env` comes on top of the environment an in-process engine needs. Fails
     the test with the end of the process's output when the scenario raises.
     """
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        given = json.dumps([scenario.__module__, scenario.__qualname__, str(result), arguments])
-        code = f"from {__name__} import run_scenario; run_scenario()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, given],
-            env={**os.environ, **ENVIRONMENT, **(env or {})},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise AssertionError(f"{scenario.__qualname__} failed:\n{done.stdout[-TAIL_CHARACTERS:]}")
+        output, result = Path(folder) / "output", Path(folder) / "result.json"
+        given = json.dumps(arguments)
+        process = _processes().Process(target=_run_scenario, args=(scenario, given, dict(env or {}), output, result))
+        process.start()
+        try:
+            process.join()
+        finally:
+            process.kill()
+        if process.exitcode != 0:
+            raise AssertionError(f"{scenario.__qualname__} failed:\n{output.read_text()[-TAIL_CHARACTERS:]}")
         return json.loads(result.read_text())
 
 
-def run_scenario() -> None:
-    """The other process's side of `in_fresh_interpreter`."""
-    module, name, result, arguments = json.loads(sys.argv[1])
-    found = getattr(importlib.import_module(module), name)(**arguments)
-    Path(result).write_text(json.dumps(found))
+@functools.cache
+def _processes() -> ForkServerContext:
+    """Processes forked from one that imported vLLM once and did nothing else: no thread, no engine, no connection."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    # The server, and with it every scenario, starts with the environment of this moment.
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        forkserver.ensure_running()
+    return context
+
+
+def _run_scenario(scenario: Callable[..., Any], given: str, env: dict[str, str], output: Path, result: Path) -> None:
+    """The other process's side of `in_fresh_process`."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(env)
+    result.write_text(json.dumps(scenario(**json.loads(given))))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.pd_shadow.engine.vllm.stepping import in_fresh_interpreter
+from tests.pd_shadow.engine.vllm.stepping import in_fresh_process
 
 pytestmark = pytest.mark.engine
 
@@ -50,7 +50,7 @@ def copies() -> dict[str, Any]:
 
 
 def test_blocks_come_back_to_other_places_from_the_middle_of_chunks() -> None:
-    seen = in_fresh_interpreter(copies)
+    seen = in_fresh_process(copies)
     assert seen["pools"][0] == [[number] * 4 for number in (7, 6, 5, 4, 0)]
     assert seen["pools"][1] == [[number] * 4 for number in (0, 0, 0, 0, 52)]
     assert seen["elsewhere"] == 0

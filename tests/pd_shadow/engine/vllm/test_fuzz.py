@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pd_shadow.engine.vllm.shadowed import AHEAD, CONNECTOR, ShadowedEngine, result_of
-from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, in_fresh_interpreter, prompt
+from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, in_fresh_process, prompt
 
 pytestmark = pytest.mark.engine
 
@@ -294,7 +294,7 @@ def run_history(seed: int, kind: str, steps: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_history_breaks_no_rule_leaks_nothing_and_changes_no_token(seed: int, kind: str) -> None:
-    found = in_fresh_interpreter(run_history, seed=seed, kind=kind, steps=STEPS)
+    found = in_fresh_process(run_history, seed=seed, kind=kind, steps=STEPS)
     assert found["broken"] == []
     assert found["unfinished"] == []
     assert found["unanswered"] == []

@@ -17,7 +17,7 @@ from pd_shadow.engine.vllm.host_tier import (
     check,
     offloading,
 )
-from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, MODEL, SteppedEngine, in_fresh_interpreter, prompt
+from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, MODEL, SteppedEngine, in_fresh_process, prompt
 
 SETTINGS = HostTierSettings(size_gib=32)
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"}
@@ -129,7 +129,7 @@ def evicted_session(settings: dict[str, Any]) -> dict[str, Any]:
 def test_an_evicted_session_comes_back_from_host_memory_and_answers_the_same(
     settings: dict[str, Any], blocks: int
 ) -> None:
-    seen = in_fresh_interpreter(evicted_session, settings=settings)
+    seen = in_fresh_process(evicted_session, settings=settings)
     returned, cold = seen["answers"]["next"], seen["answers"]["cold"]
     assert seen["cached by source"] == {"device": 0, "host": blocks * BLOCK_SIZE}
     assert seen["stored"] == seen["loaded"] == blocks * BLOCK_BYTES

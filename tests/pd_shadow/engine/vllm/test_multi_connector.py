@@ -9,7 +9,7 @@ import pytest
 from pd_shadow.demo.cluster import free_ports
 from pd_shadow.engine.vllm import tags
 from pd_shadow.engine.vllm.host_tier import HostTierSettings, beside_nixl
-from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, SteppedEngine, in_fresh_interpreter, prompt
+from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, SteppedEngine, in_fresh_process, prompt
 
 pytestmark = pytest.mark.engine
 
@@ -189,7 +189,7 @@ def shadow_fetch(ports: list[int]) -> dict[str, Any]:
 def run(scenario: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
     side_channel, *ports = free_ports(3)
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}
-    found: dict[str, Any] = in_fresh_interpreter(scenario, env=env, ports=ports, **arguments)
+    found: dict[str, Any] = in_fresh_process(scenario, env=env, ports=ports, **arguments)
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, SteppedEngine, in_fresh_interpreter, prompt
+from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, SteppedEngine, in_fresh_process, prompt
 
 pytestmark = pytest.mark.engine
 
@@ -36,7 +36,7 @@ def fails() -> None:
 
 
 def test_steps_are_seen_and_a_second_run_finds_the_prefix() -> None:
-    seen = in_fresh_interpreter(one_prompt_three_times)
+    seen = in_fresh_process(one_prompt_three_times)
     assert seen["first"]["finish_reason"] == "length"
     assert seen["first"]["token_ids"] == seen["second"]["token_ids"] == seen["other"]["token_ids"]
     assert [seen[name]["cached_tokens"] for name in ("first", "second", "other")] == [0, 10 * BLOCK_SIZE, 0]
@@ -49,4 +49,4 @@ def test_steps_are_seen_and_a_second_run_finds_the_prefix() -> None:
 
 def test_a_failing_scenario_fails_its_test_and_shows_why() -> None:
     with pytest.raises(AssertionError, match="ValueError: on purpose"):
-        in_fresh_interpreter(fails)
+        in_fresh_process(fails)
