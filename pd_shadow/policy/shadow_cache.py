@@ -81,9 +81,11 @@ class ShadowCache:
         further than `most`, which is what makes it cheap in a large pool.
         """
         most = len(self) if most is None else most
-        spared = set(apart_from)
+        spared = frozenset(apart_from)
         growth = min(most, max(0, self._cap - self.size))
-        unhashed = len(self._unhashed) - sum(block in self._unhashed for block in spared)
+        unhashed = len(self._unhashed)
+        if unhashed:
+            unhashed -= sum(block in self._unhashed for block in spared)
         room = min(growth, unhashed)
         room += self._count_cold(self._normal, now, spared, growth - room)
         return room + self._count_cold(self._shadow, now, spared, most - room)

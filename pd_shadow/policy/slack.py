@@ -1,5 +1,6 @@
 """Harvest-SLO: the slack of the requests in flight (paper section 3.2, equation 1 and Algorithm 1)."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -75,19 +76,21 @@ def grant(
         return Grant(0, StepReason.NO_WORK)
     if not budget.iteration_seconds:
         return Grant(0, budget.reason)
-    limit = min(budget.iteration_seconds, seconds_with(0) + budget.stretch_seconds)
-    fits = _largest(wanted, lambda n: seconds_with(n) <= limit)
+    limit = budget.iteration_seconds
+    if not math.isinf(budget.stretch_seconds):
+        limit = min(limit, seconds_with(0) + budget.stretch_seconds)
     least = min(minimum, wanted)
-    if fits < least:
+    if seconds_with(least) > limit:
         return Grant(0, StepReason.BELOW_MINIMUM)
-    if min(fits, room) < least:
+    if room < least:
         return Grant(0, StepReason.NO_ROOM)
-    return Grant(min(fits, room), budget.reason)
+    return Grant(_largest(least, min(wanted, room), lambda n: seconds_with(n) <= limit), budget.reason)
 
 
-def _largest(upto: int, fits: Callable[[int], bool]) -> int:
-    """The largest n of 0..upto that fits, by bisection: what fits must fit for every smaller n."""
-    low, high = 0, upto
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The largest n of low..high that fits, by bisection: low does, and what fits must fit for every smaller n."""
+    if fits(high):
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):
