@@ -1,0 +1,1 @@
+"""What a simulated cluster is asked: normal requests and routed agent sessions, generated or read from traces."""
