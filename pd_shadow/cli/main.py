@@ -11,6 +11,7 @@ from pd_shadow.cli.lazy import LazyGroup
         "serve": ("pd_shadow.cli.serve", "serve"),
         "demo": ("pd_shadow.cli.demo", "demo"),
         "bench": ("pd_shadow.cli.bench", "bench"),
+        "simulate": ("pd_shadow.cli.simulate", "simulate"),
     },
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -24,4 +25,5 @@ def main() -> None:
       pd-shadow serve gateway --controller 127.0.0.1:7070 --listen 127.0.0.1:8000
       pd-shadow demo --engine vllm --json demo.json
       pd-shadow bench interference --quick
+      pd-shadow simulate --preset 8d --quick
     """

@@ -1,1 +1,1 @@
-"""A discrete-event simulation of clusters under normal traffic and routed agent sessions."""
+"""A discrete-event simulator of colocated and prefill/decode-disaggregated clusters, on the policies of the product."""

@@ -1,0 +1,230 @@
+"""`pd-shadow simulate`."""
+
+import csv
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pd_shadow.cli import rig
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from pd_shadow.sim.figures.base import Figure, Row, Scale
+
+FIGURES = (
+    "4", "8d", "9d", "9e", "9f", "9g", "15a", "15b", "15c", "15d", "15e", "15f", "15g", "15h", "16a", "16b", "16c",
+    "16f", "16g", "16h",
+)  # fmt: skip
+WINDOWS = ("peak", "median", "trough")
+DEFAULT_FOLDER = Path("simulations")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--preset", "presets", multiple=True, type=click.Choice(FIGURES), help="A figure of the paper; may be repeated."
+)
+@click.option(
+    "--config", "config_file", type=click.Path(dir_okay=False, path_type=Path), help="A run of your own, as YAML."
+)
+@click.option("--what-if", is_flag=True, help="With --config: every approach, colocated and disaggregated, in a table.")
+@click.option("--quick", is_flag=True, help="One seed, the peak hour, one pair per trace, 200 s: to look around.")
+@click.option("--seeds", type=click.IntRange(1, 100), help="Repetitions.  [default: 3; 1 with --quick]")
+@click.option("--window", "windows", multiple=True, type=click.Choice(WINDOWS), help="Only this hour; may be repeated.")
+@click.option("--pairs", type=click.IntRange(1), help="At most so many pairs of models per trace.")
+@click.option("--seconds", type=click.FloatRange(1), help="Measured time per run.  [default: the paper's]")
+@click.option(
+    "--idle-watts", type=click.Choice(["75", "300"]), default="75", show_default=True, help="Of one idle GPU."
+)
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_FOLDER,
+    show_default=True,
+    help="Where results are kept; runs found there are not run again.",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--dask", metavar="ADDRESS", help="Run on the workers of this Dask scheduler instead (extra `dask`).")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows here.")
+@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows here, as CSV.")
+@click.option(
+    "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="Draw figures here (extra `plot`)."
+)
+def simulate(
+    presets: tuple[str, ...],
+    config_file: Path | None,
+    what_if: bool,
+    quick: bool,
+    seeds: int | None,
+    windows: tuple[str, ...],
+    pairs: int | None,
+    seconds: float | None,
+    idle_watts: str,
+    folder: Path,
+    jobs: int | None,
+    dask: str | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    plot_folder: Path | None,
+) -> None:
+    """Say what shadow prefill brings before there are GPUs: simulate clusters, sessions and normal traffic.
+
+    A preset repeats one of the paper's figures and prints its numbers beside ours. A configuration compares its
+    approach with No Shadow; with --what-if, every approach on both kinds of cluster. Interrupted, it goes on where it
+    stopped when it is started again with the same --folder.
+
+    Exit code 0: simulated. 1: a run failed. 2: wrong usage or configuration. 130: interrupted.
+
+    \b
+    Examples:
+      pd-shadow simulate --preset 8d --quick
+      pd-shadow simulate --preset 8d --preset 16f --json rows.json --plot plots
+      pd-shadow simulate --config run.yaml
+      pd-shadow simulate --config run.yaml --what-if
+    """
+    rig.check_figures_file(json_file)
+    if csv_file is not None and not csv_file.parent.is_dir():
+        raise click.UsageError(f"--csv: {csv_file.parent} is not a directory")
+    if bool(presets) == (config_file is not None):
+        raise click.UsageError("give --preset (one of the paper's figures) or --config (a run of your own)")
+    if what_if and config_file is None:
+        raise click.UsageError("--what-if: needs --config, the cluster and workload in question")
+    from pd_shadow.common.config import ConfigError
+    from pd_shadow.perf.energy import HIGH_IDLE, LOW_IDLE
+    from pd_shadow.sim.figures.base import Scale
+
+    scale = Scale(
+        seeds=seeds or (1 if quick else 3),
+        windows=windows or (("peak",) if quick else WINDOWS),
+        seconds=seconds or (200.0 if quick else None),
+        most_pairs=pairs or (1 if quick else None),
+    )
+    try:
+        figures = _figures(presets, config_file, what_if, scale)
+    except (ConfigError, ValueError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    console = Console()
+    rows = _run(figures, folder, _executor(dask, jobs), console, LOW_IDLE if idle_watts == "75" else HIGH_IDLE)
+    for figure in figures:
+        console.print(_table(figure, rows))
+    _write(rows, json_file, csv_file)
+    if plot_folder is not None:
+        from pd_shadow.sim import plots
+
+        for file in plots.draw(figures, rows, plot_folder):
+            console.print(f"Plot: {file}", markup=False)
+
+
+def _figures(presets: Sequence[str], config_file: Path | None, what_if: bool, scale: "Scale") -> list["Figure"]:
+    from pd_shadow.common import config
+    from pd_shadow.sim.config import RunConfig
+    from pd_shadow.sim.figures import own
+    from pd_shadow.sim.figures.catalogue import figure_named
+
+    if config_file is None:
+        return [figure_named(name, scale) for name in presets]
+    run = config.load(RunConfig, config_file)
+    return [own.what_if(run, scale) if what_if else own.comparison(run, scale)]
+
+
+def _executor(dask: str | None, jobs: int | None) -> "AbstractContextManager[Executor]":
+    from pd_shadow.sim import runner
+
+    if dask is None:
+        return runner.local(jobs or os.cpu_count() or 1)
+    try:
+        return runner.on_dask(dask)
+    except ImportError as error:
+        raise click.ClickException(f"--dask needs the extra dask: pip install 'pd-shadow[dask]' ({error})") from error
+
+
+def _run(
+    figures: Sequence["Figure"],
+    folder: Path,
+    executor: "AbstractContextManager[Executor]",
+    console: Console,
+    power: Any,
+) -> list["Row"]:
+    from pd_shadow.sim import runner
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    configs = [config for figure in figures for config in figure.configs]
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), console=console,
+    )  # fmt: skip
+    try:
+        with bar, executor as workers:
+            results = runner.execute(configs, folder, workers, _Bar(bar))
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what is finished is in {folder}, start again to go on", err=True)
+        sys.exit(130)
+    except (OSError, ValueError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    return [row for figure in figures for row in figure.rows(results, power)]
+
+
+class _Bar:
+    """The runner's progress on the console."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task: Any = None
+
+    def stage(self, name: str, total: int) -> None:
+        self._task = self._bar.add_task(name, total=total)
+
+    def advance(self) -> None:
+        self._bar.advance(self._task)
+
+
+def _table(figure: "Figure", rows: Sequence["Row"]) -> Table:
+    table = Table(title=f"Figure {figure.name}: {figure.title}" if figure.name[0].isdigit() else figure.title)
+    table.add_column("setting")
+    table.add_column("metric")
+    for name in ("ours", "± SE", "paper", "runs"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in rows:
+        if row.figure == figure.name:
+            table.add_row(
+                row.setting if row.setting != last else "",
+                row.metric.replace("_", " "),
+                f"{row.ours:.1f}",
+                "-" if math.isnan(row.se) else f"{row.se:.1f}",
+                "-" if row.paper is None else f"{row.paper:.1f}",
+                str(row.runs),
+            )
+            last = row.setting
+    return table
+
+
+def _write(rows: Sequence["Row"], json_file: Path | None, csv_file: Path | None) -> None:
+    # JSON has no NaN.
+    plain = [
+        {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in row._asdict().items()
+        }
+        for row in rows
+    ]
+    if json_file is not None:
+        json_file.write_text(json.dumps(plain, indent=1) + "\n")
+    if csv_file is not None:
+        with csv_file.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(plain[0]) if plain else ["figure"])
+            writer.writeheader()
+            writer.writerows(plain)

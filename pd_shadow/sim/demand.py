@@ -1,0 +1,94 @@
+"""What a run is asked: its normal traffic and routed sessions, from the names in its configuration."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+import numpy as np
+
+from pd_shadow.perf.models import model
+from pd_shadow.sim.config import RunConfig
+from pd_shadow.sim.workload import profiles, traffic
+from pd_shadow.sim.workload.base import NormalRequest, Session
+from pd_shadow.sim.workload.matrix_routers import CalibratedRouter, MatrixRouter, Policy
+from pd_shadow.sim.workload.profiles import SessionProfile
+from pd_shadow.sim.workload.routers import MarkovRouter, RandomRouter, Router
+from pd_shadow.sim.workload.scores import stand_ins
+from pd_shadow.sim.workload.sessions import generate_sessions
+
+T = TypeVar("T")
+# The parts of a run that are drawn independently, so that every approach meets the same requests.
+_NORMAL, _SESSIONS = range(2)
+
+
+class RouterName(StrEnum):
+    """Who chooses a call's model."""
+
+    # Accuracy per cost, calibrated to the trace's switch rate in the paper.
+    DEFAULT = "default"
+    # The decisions of LLMRouter's matrix as they are.
+    ACCURACY_PER_COST = "accuracy-per-cost"
+    MAX_ACCURACY = "max-accuracy"
+    RANDOM = "random"
+    # Switches with the configured probability at every step.
+    MARKOV = "markov"
+
+
+def profile(config: RunConfig) -> SessionProfile:
+    """Of the run's sessions. Raises ValueError with the nearest name."""
+    return _named("trace", config.trace, profiles.PROFILES)
+
+
+def window_load(config: RunConfig) -> float:
+    """Normal traffic in the run's hour, relative to the peak's."""
+    found = _named("normal", config.normal, traffic.PROFILES)
+    return found.load[_named("window", config.window, {window.value: window for window in traffic.Window})]
+
+
+class NormalTraffic:
+    """One model's normal traffic, drawn piece by piece; the same for equal seeds, whatever the approach."""
+
+    def __init__(self, config: RunConfig, rate: float, model_index: int) -> None:
+        self._profile = _named("normal", config.normal, traffic.PROFILES)
+        self._rate = rate
+        self._rng = np.random.default_rng([config.seed, _NORMAL, model_index])
+
+    def draw(self, seconds: float) -> list[NormalRequest]:
+        """The requests of the next so many seconds, their times from 0 on."""
+        return traffic.generate(self._profile, self._rate, seconds, self._rng)
+
+
+def sessions(config: RunConfig, seconds: float) -> list[Session]:
+    """The routed sessions of a run, the same for every approach and kind of cluster."""
+    found = profile(config)
+    rng = np.random.default_rng([config.seed, _SESSIONS])
+    return generate_sessions(
+        found, router(config), len(config.models), config.sessions_per_second, seconds, rng, config.context_window
+    )
+
+
+def router(config: RunConfig) -> Router:
+    """The run's router. Raises ValueError for an unknown name and for models that it has no decisions of."""
+    name = _named("router", config.router, {each.value: each for each in RouterName})
+    match name:
+        case RouterName.RANDOM:
+            return RandomRouter()
+        case RouterName.MARKOV:
+            if config.switch_probability is None:
+                raise ValueError("switch_probability: needed with router: markov, 0 to 1")
+            return MarkovRouter(config.switch_probability)
+    columns = stand_ins(tuple(model(each).name for each in config.models))
+    if name is RouterName.DEFAULT:
+        return CalibratedRouter(profile(config), columns)
+    return MatrixRouter(columns, Policy(name.value))
+
+
+def _named(key: str, name: str, among: Mapping[str, T]) -> T:
+    if name not in among:
+        raise ValueError(f"{key}: unknown {name!r}; did you mean {_nearest(name, among)!r}? Valid: {', '.join(among)}")
+    return among[name]
+
+
+def _nearest(name: str, among: Collection[str]) -> str:
+    return difflib.get_close_matches(name, among, n=1, cutoff=0.0)[0]

@@ -1,0 +1,62 @@
+"""The shadow jobs of one instance, in order of their switch probability (paper section 3.1)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class ShadowJob:
+    """The wish that an instance hold a session's context up to `target` tokens."""
+
+    __slots__ = ("_progress", "probability", "session", "target")
+
+    def __init__(self, session: int, progress: Callable[["ShadowJob", int, float], None]) -> None:
+        self.session = session
+        self.target = 0
+        self.probability = 0.0
+        self._progress = progress
+
+    def ran(self, tokens: int, now: float) -> None:
+        """So many more tokens are covered."""
+        self._progress(self, tokens, now)
+
+
+class _Entry(NamedTuple):
+    probability: float
+    order: int
+    job: ShadowJob
+
+
+class ShadowQueue:
+    """At most a few jobs per session that runs, so a sorted list does."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[ShadowJob, _Entry] = {}
+        self._sorted: list[ShadowJob] | None = []
+        self._order = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job: ShadowJob) -> bool:
+        return job in self._jobs
+
+    def add(self, job: ShadowJob) -> None:
+        """Queue a job, or take note of its new probability."""
+        before = self._jobs.get(job)
+        self._order += before is None
+        order = self._order if before is None else before.order
+        self._jobs[job] = _Entry(-job.probability, order, job)
+        self._sorted = None
+
+    def discard(self, job: ShadowJob) -> None:
+        if self._jobs.pop(job, None) is not None:
+            self._sorted = None
+
+    def first(self, count: int) -> list[ShadowJob]:
+        """The jobs to run next."""
+        if self._sorted is None:
+            self._sorted = [entry.job for entry in sorted(self._jobs.values(), key=lambda entry: entry[:2])]
+        return self._sorted[:count]
