@@ -18,12 +18,15 @@ from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pd_shadow.demo import models
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
 from pd_shadow.engine.vllm.command import EngineCommand
-from pd_shadow.engine.vllm.settings import PluginSettings, ReporterSettings, Role
+from pd_shadow.engine.vllm.settings import PluginSettings, ReporterSettings, Role, SloSettings
 from pd_shadow.policy.approach import Approach
 
 HOST = "127.0.0.1"
 HARDWARE = "this-machine"
 """All engines share the machine's cores: shadow work waits until none of them has normal work."""
+TPOT_FLOOR_SECONDS = 0.1
+"""On a CPU an iteration with a useful prefill chunk takes far longer than one with a decode: half of five decodes, the
+budget of an idle colocated engine by default, holds no chunk behind a few thousand tokens."""
 PLUGIN_MINIMUM_TOKENS = 128
 """One block, which is what a core computes in well under a tenth of a second at contexts of 10K tokens."""
 STOCK_BATCHED_TOKENS = 128
@@ -233,6 +236,7 @@ class Cluster:
     def _plugin(self, name: str, url: str) -> PluginSettings:
         return PluginSettings(
             minimum_tokens=PLUGIN_MINIMUM_TOKENS,
+            slo=SloSettings(tpot_floor_seconds=TPOT_FLOOR_SECONDS),
             trace_file=self.run_dir / f"{name}-steps.jsonl",
             reporter=ReporterSettings(controller=self.controller_address, name=name, url=url, hardware=HARDWARE),
         )

@@ -77,6 +77,8 @@ class RunConfig(Config):
     """At which histories are compacted, in tokens; the paper's traces run to this on every model."""
     slo_scale: Positive = 1.0
     chunk_tokens: Annotated[int, Field(ge=64)] = 2048
+    keeps_finished: bool = True
+    """Whether normal requests that have ended stay cached until their blocks are taken, although nothing hits them."""
     warm_up_seconds: Annotated[float, Field(ge=0)] = 120.0
     seconds: Positive = 600.0
     """Sessions that start in this time after the warm-up are measured, to their ends."""

@@ -54,6 +54,7 @@ class Hardware:
     limits: EngineLimits
     cap_share: float
     cold_seconds: float
+    keeps_finished: bool
     # 0: no host tier.
     host_bytes_per_gpu: float
     # Of a decode instance's inbound link.
@@ -76,7 +77,13 @@ class Hardware:
         if self.host_bytes_per_gpu:
             capacity = self.host_bytes_per_gpu * self.gpus / self.model.kv_bytes_per_token
             host = HostTier(int(capacity))
-        return KvPool(tokens, cap_share=self.cap_share, cold_seconds=self.cold_seconds, host=host)
+        return KvPool(
+            tokens,
+            cap_share=self.cap_share,
+            cold_seconds=self.cold_seconds,
+            keeps_finished=self.keeps_finished,
+            host=host,
+        )
 
     def engine(
         self,
@@ -134,16 +141,16 @@ class Deployment(ABC):
     def shadow(self, session: int, target: int, probability: float, now: float) -> None:
         """Have the session warm up to `target` tokens."""
         job = self._job(session)
-        job.target, job.probability = target, probability
         entry = self._shadow_entry(session, target)
-        if entry.pool.tokens(session) < target:
+        job.aim(target, entry.pool.tokens(session), probability)
+        if job.left:
             entry.offer(job, now)
         self._covered(job, now)
 
     def send_ahead(self, session: int, target: int, now: float) -> None:
         """The same as a request like any other (Eager)."""
         job = self._job(session)
-        job.target = target
+        job.aim(target, target)
         slo = Slo(math.inf, math.inf)
         self.submit(Request(now, target, 1, slo, context=session, reusable=target, shadow=True), now)
 
@@ -151,7 +158,7 @@ class Deployment(ABC):
         """The session's call comes here: no more shadow work for it."""
         job = self._jobs.get(session)
         if job is not None:
-            job.target = 0
+            job.aim(0, 0)
             self._shadow_entry(session, 0).shadow.discard(job)
 
     def rewrite(self, session: int, tokens: int) -> None:
@@ -165,10 +172,9 @@ class Deployment(ABC):
             job = self._jobs[session] = ShadowJob(session, self._progressed)
         return job
 
-    def _progressed(self, job: ShadowJob, tokens: int, now: float) -> None:
-        entry = self._shadow_entry(job.session, job.target)
-        if entry.pool.tokens(job.session) >= job.target:
-            entry.shadow.discard(job)
+    def _progressed(self, job: ShadowJob, now: float) -> None:
+        if not job.left:
+            self._shadow_entry(job.session, job.target).shadow.discard(job)
         self._covered(job, now)
 
     def _covered(self, job: ShadowJob, now: float) -> None:  # noqa: B027

@@ -294,7 +294,7 @@ class Engine:
         slices: list[Slice] = []
         for job in self.shadow.first(JOBS_TRIED):
             start = self.pool.tokens(job.session)
-            lacking = min(job.target - start, most)
+            lacking = min(job.target - start, job.left, most)
             if lacking <= 0:
                 continue
             room = self.pool.shadow_room(job.session, now, lacking)
@@ -304,7 +304,7 @@ class Engine:
                 lambda n, total=total, start=start: seconds(total.with_prefill(n, start)),  # type: ignore[misc]
                 wanted=lacking,
                 room=room,
-                minimum=min(self.limits.minimum_shadow_tokens, job.target - start),
+                minimum=min(self.limits.minimum_shadow_tokens, job.target - start, job.left),
             )
             if granted.tokens:
                 slices.append(Slice(job, start, granted.tokens))
@@ -380,7 +380,8 @@ class Engine:
         if version != self._version:
             return
         for job, start, tokens in slices:
-            job.ran(self.pool.grow_shadow(job.session, start, tokens, now), now)
+            self.pool.grow_shadow(job.session, start, tokens, now)
+            job.ran(tokens, now)
         if self.controller is not None:
             self.controller.ran(iteration)
         if self._decodes:

@@ -37,8 +37,19 @@ class Lease:
 class KvPool:
     """Not thread-safe. A session has one request at a time here, which takes its context over."""
 
-    def __init__(self, tokens: int, *, cap_share: float, cold_seconds: float, host: HostTier | None = None) -> None:
-        """Raises ValueError for a pool without a block."""
+    def __init__(
+        self,
+        tokens: int,
+        *,
+        cap_share: float,
+        cold_seconds: float,
+        keeps_finished: bool = True,
+        host: HostTier | None = None,
+    ) -> None:
+        """`keeps_finished`: requests without a session stay cached, too, until their blocks are taken.
+
+        Raises ValueError for a pool without a block.
+        """
         count = tokens // BLOCK_TOKENS
         if count < 1:
             raise ValueError(f"a KV pool of {tokens} tokens holds no block of {BLOCK_TOKENS}")
@@ -46,6 +57,7 @@ class KvPool:
         self.cap_share = cap_share
         self.cache = ShadowCache(range(count), int(cap_share * count), cold_seconds)
         self.host = host
+        self._keeps_finished = keeps_finished
         self._contexts: dict[int, Context] = {}
         # Which context a cached block belongs to, and its place in it.
         self._owners: dict[int, tuple[int, int]] = {}
@@ -88,7 +100,7 @@ class KvPool:
 
     def release(self, lease: Lease, context: int | None, tokens: int, now: float) -> None:
         """A request has ended and leaves `tokens` of KV, reusable by its session if it has one."""
-        used = -(-tokens // BLOCK_TOKENS)
+        used = -(-tokens // BLOCK_TOKENS) if context is not None or self._keeps_finished else 0
         blocks = lease.blocks[:used]
         if len(lease.blocks) > used:
             self.cache.free_unhashed(lease.blocks[used:])

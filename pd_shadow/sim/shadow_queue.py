@@ -5,19 +5,32 @@ from typing import NamedTuple
 
 
 class ShadowJob:
-    """The wish that an instance hold a session's context up to `target` tokens."""
+    """The wish that an instance hold a session's context up to `target` tokens.
 
-    __slots__ = ("_progress", "probability", "session", "target")
+    What it lacks when it is aimed is computed once: where memory is so short that it is lost again before it is used,
+    computing it anew until the next call would only push out others.
+    """
 
-    def __init__(self, session: int, progress: Callable[["ShadowJob", int, float], None]) -> None:
+    __slots__ = ("_progress", "left", "probability", "session", "target")
+
+    def __init__(self, session: int, progress: Callable[["ShadowJob", float], None]) -> None:
         self.session = session
         self.target = 0
+        # Tokens still to be computed.
+        self.left = 0
         self.probability = 0.0
         self._progress = progress
 
+    def aim(self, target: int, held: int, probability: float = 0.0) -> None:
+        """Warm up to `target` tokens, of which `held` are there."""
+        self.target = target
+        self.left = max(0, target - held)
+        self.probability = probability
+
     def ran(self, tokens: int, now: float) -> None:
-        """So many more tokens are covered."""
-        self._progress(self, tokens, now)
+        """So many more tokens were computed."""
+        self.left = max(0, self.left - tokens)
+        self._progress(self, now)
 
 
 class _Entry(NamedTuple):

@@ -72,6 +72,7 @@ def hardware(config: RunConfig, name: str) -> Hardware:
         ),
         cap_share=config.policy.cap_share,
         cold_seconds=config.policy.cold_seconds,
+        keeps_finished=config.keeps_finished,
         host_bytes_per_gpu=settings.host_gb_per_gpu * GB if TRAITS[config.approach].host_tier else 0.0,
         link_bytes_per_second_per_gpu=settings.link_gb_per_second_per_gpu * GB,
     )

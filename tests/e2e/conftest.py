@@ -29,17 +29,17 @@ POLL_SECONDS = 0.05
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), Mode.DISAGGREGATED) as running:
+    # Stock engines: the request-level path. Colocated ones have the plugin.
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), Mode.DISAGGREGATED, stock=True) as running:
         yield running
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(run_dir: Path, mode: Mode) -> AsyncIterator[Cluster]:
+async def running_cluster(run_dir: Path, mode: Mode, *, stock: bool) -> AsyncIterator[Cluster]:
     """Engines of a mode, and no trace of them afterwards."""
     # Built models are the same for every run of this version: all clusters share them.
     models = Path(tempfile.gettempdir()) / "pd-shadow-e2e-models"
-    # Stock engines: what these tests assert is the request-level path. The plugin has tests on stepped engines.
-    async with Cluster(run_dir, models, mode=mode, stock=True) as running:
+    async with Cluster(run_dir, models, mode=mode, stock=stock) as running:
         yield running
     shutil.rmtree(run_dir, ignore_errors=True)
 

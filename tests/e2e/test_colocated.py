@@ -1,4 +1,4 @@
-"""Colocated engines: what clients get, what a switch finds, and what is left after faults.
+"""Colocated engines with the plugin: what clients get, what a switch finds, and what is left after faults.
 
 The cluster is this module's own, so that it is gone before the disaggregated one of the other modules starts.
 """
@@ -31,7 +31,7 @@ A, B = models.SMALL.name, models.LARGE.name
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path_factory.mktemp("colocated"), Mode.COLOCATED) as running:
+    async with running_cluster(tmp_path_factory.mktemp("colocated"), Mode.COLOCATED, stock=False) as running:
         yield running
 
 

@@ -170,7 +170,9 @@ class Load(_message.Message):
     shadow_pinned_blocks: _builtins.int
     """Blocks that shadow exports hold until their readers have come."""
     shadow_room_tokens: _builtins.int
-    """Tokens of KV that shadow work may take now; absent when the engine does not know."""
+    """Tokens of KV that shadow work may take now; of an idle engine, once what was used last has gone cold. Absent when
+    the engine does not know.
+    """
     shadow_jobs: _builtins.int
     """Shadow jobs waiting and running."""
     step_reason: _common_pb2.StepReason.ValueType

@@ -46,6 +46,8 @@ PROBE_SECONDS = 1.0
 # Iterations of busy engines come every few milliseconds, and most of those that carry a routed call have no credit to
 # spend: the jobs themselves are looked at no more often than this where it is plain that nothing fits.
 LOOK_SECONDS = 0.05
+# What was used so much longer ago than the cold age is cold for certain.
+COLD_MARGIN_SECONDS = 0.001
 # A controller keeps a few legs on an engine; whoever sends so many more gets them back.
 MAX_JOBS = 1024
 # Pause of an engine that has nothing to do but shadow work and lets its neighbours on the hardware go first.
@@ -160,6 +162,8 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self._pinned: dict[str, int] = {}
         self._paused = False
         self.attachment = Attachment(self.plugin, self._facts(), self.log)
+        # Nothing is stepped until a request comes, and the controller sends no shadow work where there is no room.
+        self._show(time.monotonic())
 
     # Run-time control.
 
@@ -822,7 +826,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             shadow_blocks=cache.size,
             shadow_cap_blocks=cache.cap,
             shadow_pinned_blocks=sum(self._pinned.values()),
-            shadow_room_tokens=self.free_queue.room(most=cache.cap) // self._groups * self.block_size,
+            shadow_room_tokens=self._room_to_report(),
             shadow_jobs=len(self.jobs),
             slack_seconds=min(
                 (slack(now, request, self.plugin.margin) for request in self._batch(now).requests), default=math.inf
@@ -834,6 +838,14 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             steps_over_budget=log.over_budget_steps,
             evicted_blocks=log.evicted_blocks,
         )
+
+    def _room_to_report(self) -> int:
+        """Tokens shadow work may take now; of an idle engine, once what it used last has gone cold.
+
+        An idle engine makes no step in which it could say later that it has room by then.
+        """
+        ahead = 0.0 if self._has_normal_work() else self.plugin.cold_seconds + COLD_MARGIN_SECONDS
+        return self.free_queue.room(most=self.free_queue.cache.cap, ahead=ahead) // self._groups * self.block_size
 
     def _facts(self) -> EngineFacts:
         model, cache = self.vllm_config.model_config, self.cache_config

@@ -39,9 +39,13 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         finally:
             self._apart_from = None
 
-    def room(self, apart_from: Collection[Any] = (), most: int | None = None) -> int:
-        """Blocks shadow work may take now, counted up to `most`; `apart_from` are blocks it will use as they are."""
-        return self.cache.room(self._clock(), apart_from=[block.block_id for block in apart_from], most=most)
+    def room(self, apart_from: Collection[Any] = (), most: int | None = None, ahead: float = 0.0) -> int:
+        """Blocks shadow work may take now, counted up to `most`; `apart_from` are blocks it will use as they are.
+
+        With nothing used until then, so many it may take `ahead` seconds from now.
+        """
+        when = self._clock() + ahead
+        return self.cache.room(when, apart_from=[block.block_id for block in apart_from], most=most)
 
     def promote(self, blocks: Iterable[Any]) -> None:
         """A normal request hit these blocks."""

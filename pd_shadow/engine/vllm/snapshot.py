@@ -35,7 +35,7 @@ class EngineSnapshot(NamedTuple):
     shadow_blocks: int = 0
     shadow_cap_blocks: int = 0
     shadow_pinned_blocks: int = 0
-    # Tokens of KV that shadow work may take now.
+    # Tokens of KV that shadow work may take now; of an idle engine, once what was used last has gone cold.
     shadow_room_tokens: int = 0
     # Shadow jobs waiting and running.
     shadow_jobs: int = 0

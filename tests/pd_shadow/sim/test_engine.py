@@ -112,12 +112,12 @@ def shadowed(controller: IterationController, given: Sequence[Given], target: in
     clock = Clock()
     engine = instance(clock, controller=controller)
 
-    def progressed(job: ShadowJob, tokens: int, now: float) -> None:
-        if engine.pool.tokens(job.session) >= target:
+    def progressed(job: ShadowJob, now: float) -> None:
+        if not job.left:
             engine.shadow.discard(job)
 
     job = ShadowJob(-1, progressed)
-    job.target = target
+    job.aim(target, 0)
     clock.at(0.0, lambda now: engine.offer(job, now))
     return engine, serve(engine, clock, given)
 
@@ -145,8 +145,8 @@ def test_nothing_is_granted_while_something_waits() -> None:
     controller = Watched()
     clock = Clock()
     engine = instance(clock, controller=controller, limits=EngineLimits(sequences=1))
-    job = ShadowJob(-1, lambda job, tokens, now: None)
-    job.target = 50_000
+    job = ShadowJob(-1, lambda job, now: None)
+    job.aim(50_000, 0)
     clock.at(0.0, lambda now: engine.offer(job, now))
     serve(engine, clock, [Given(0.1, 500, 100), Given(0.1, 500, 100)])
     waiting = [seconds for waiting, seconds in controller.asked if waiting]
