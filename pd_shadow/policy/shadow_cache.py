@@ -2,7 +2,10 @@
 
 One order over all free blocks of a pool, what is reused first at the front:
 
-    unhashed | shadow, least recently used first | normal, least recently used first
+    unhashed | normal gone stale | shadow, least recently used first | normal, least recently used first
+
+Nothing goes stale by default, which is the paper's order. There, on a pool full of finished requests that nothing will
+hit again, any request that arrives evicts the shadows first, which are what will be hit next.
 
 Blocks are ids. A member of the class is a block that shadow work allocated: it stays one while shadow work uses it and
 while it is free, and leaves the class when something else takes it (eviction), when its content is dropped, or when a
@@ -26,13 +29,16 @@ class ShadowCache:
     Raises KeyError for a block that is not free, and ValueError when more blocks are taken than there are.
     """
 
-    def __init__(self, blocks: Iterable[int], cap: int, cold_seconds: float = COLD_SECONDS) -> None:
+    def __init__(
+        self, blocks: Iterable[int], cap: int, cold_seconds: float = COLD_SECONDS, stale_seconds: float = math.inf
+    ) -> None:
         self._unhashed: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
         # Values are the times the blocks were last used; no later block has an earlier one.
         self._shadow: OrderedDict[int, float] = OrderedDict()
         self._normal: OrderedDict[int, float] = OrderedDict()
         self._members: set[int] = set()
         self._cold_seconds = cold_seconds
+        self._stale_seconds = stale_seconds
         self._cap = cap
         # Keys only: in order, and never more of them than there are blocks.
         self._evicted: dict[int, None] = {}
@@ -60,15 +66,16 @@ class ShadowCache:
         return self._members
 
     def order(self) -> list[int]:
-        """All free blocks, the next to be reused first."""
+        """All free blocks, the next to be reused first while none is stale."""
         return [*self._unhashed, *self._shadow, *self._normal]
 
-    def take(self, count: int) -> list[int]:
-        """Blocks for normal work."""
+    def take(self, count: int, now: float = 0.0) -> list[int]:
+        """Blocks for normal work; `now` matters where blocks go stale."""
         if count > len(self):
             raise ValueError(f"{count} blocks asked for, {len(self)} free")
         taken = _pop(self._unhashed, count)
-        cached = _pop(self._shadow, count - len(taken))
+        cached = self._pop_stale(now, count - len(taken))
+        cached += _pop(self._shadow, count - len(taken) - len(cached))
         cached += _pop(self._normal, count - len(taken) - len(cached))
         self._members.difference_update(cached)
         self._evict(cached)
@@ -156,6 +163,18 @@ class ShadowCache:
         evicted = list(self._evicted)
         self._evicted.clear()
         return evicted
+
+    def _pop_stale(self, now: float, most: int) -> list[int]:
+        """Normal blocks that were not used for so long that nothing is likely to hit them."""
+        taken: list[int] = []
+        before = now - self._stale_seconds
+        for block, used in self._normal.items():
+            if len(taken) >= most or used >= before:
+                break
+            taken.append(block)
+        for block in taken:
+            del self._normal[block]
+        return taken
 
     def _shrink(self) -> None:
         beyond = _pop(self._shadow, max(0, self.size - self._cap))

@@ -36,6 +36,8 @@ class PolicySettings(Config):
     minimum_tokens: Annotated[int, Field(ge=1)] = MINIMUM_TOKENS
     cap_share: Share = CAP_SHARE
     cold_seconds: Annotated[float, Field(ge=0)] = COLD_SECONDS
+    stale_seconds: Positive | None = None
+    """Normal cached blocks idle for longer are reused before shadow ones; None: as the approach has it."""
     top_k: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -68,8 +70,8 @@ class RunConfig(Config):
     """ρ: normal traffic, relative to the cluster's own capacity at the peak hour."""
     window: str = "peak"
     normal: str = "azure-conversation"
-    sessions_per_second: Positive = 0.2
-    """The paper names only its testbed's: 0.05 with one instance per model."""
+    sessions_per_second: Positive | None = None
+    """None: as `demand.SESSIONS_PER_SECOND` has it, in proportion to `instances`."""
     router: str = "default"
     switch_probability: Share | None = None
     """Of the Markov router."""

@@ -54,6 +54,7 @@ class Hardware:
     limits: EngineLimits
     cap_share: float
     cold_seconds: float
+    stale_seconds: float
     keeps_finished: bool
     # 0: no host tier.
     host_bytes_per_gpu: float
@@ -81,6 +82,7 @@ class Hardware:
             tokens,
             cap_share=self.cap_share,
             cold_seconds=self.cold_seconds,
+            stale_seconds=self.stale_seconds,
             keeps_finished=self.keeps_finished,
             host=host,
         )

@@ -4,6 +4,7 @@ Blocks are managed by the product's own shadow class (pd_shadow/policy/shadow_ca
 an engine's, since a simulated block is an accounting unit. Hits are exact in tokens: a context knows its length.
 """
 
+import math
 from collections.abc import Iterable
 
 from pd_shadow.policy.shadow_cache import ShadowCache
@@ -43,6 +44,7 @@ class KvPool:
         *,
         cap_share: float,
         cold_seconds: float,
+        stale_seconds: float = math.inf,
         keeps_finished: bool = True,
         host: HostTier | None = None,
     ) -> None:
@@ -55,7 +57,7 @@ class KvPool:
             raise ValueError(f"a KV pool of {tokens} tokens holds no block of {BLOCK_TOKENS}")
         self.blocks = count
         self.cap_share = cap_share
-        self.cache = ShadowCache(range(count), int(cap_share * count), cold_seconds)
+        self.cache = ShadowCache(range(count), int(cap_share * count), cold_seconds, stale_seconds)
         self.host = host
         self._keeps_finished = keeps_finished
         self._contexts: dict[int, Context] = {}
@@ -94,7 +96,7 @@ class KvPool:
                 for block in kept:
                     self.cache.remove(block)
                 self.cache.promote(kept, now)
-        blocks = kept + self.cache.take(needed)
+        blocks = kept + self.cache.take(needed, now)
         self._note_evictions()
         return Lease(blocks, cached, loaded)
 

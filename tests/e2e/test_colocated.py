@@ -27,6 +27,8 @@ from tests.e2e.test_system import BLOCK, DOCUMENT, cached, conversation, leave_m
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
 A, B = models.SMALL.name, models.LARGE.name
+# Shares no beginning with the document, and is no longer in tokens.
+BACKWARDS = "\n".join(reversed(DOCUMENT.splitlines()))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -146,7 +148,7 @@ async def test_a_killed_engine_fails_its_call_and_is_warmed_again_in_its_next_li
     # Not all that is warm was shadow work: other sessions may have left a part of the same text there.
     before = (await system.ledger()).shadow
     answer: asyncio.Task[tuple[int, Any]] = asyncio.create_task(
-        system.raw_chat({"model": B, "messages": conversation(DOCUMENT[::-1])}, "other")
+        system.raw_chat({"model": B, "messages": conversation(BACKWARDS)}, "other")
     )
 
     async def on_engine() -> bool:

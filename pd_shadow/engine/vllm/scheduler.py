@@ -142,7 +142,9 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self.log = StepLog(self.plugin.trace_file)
         pool = self.kv_cache_manager.block_pool
         self._pool_blocks = len(pool.blocks) - 1
-        self.free_queue = shadow_blocks.install(pool, self._cap_blocks, self.plugin.cold_seconds, time.monotonic)
+        self.free_queue = shadow_blocks.install(
+            pool, self._cap_blocks, self.plugin.cold_seconds, time.monotonic, self.plugin.stale_seconds or math.inf
+        )
         self._groups = len(self.kv_cache_config.kv_cache_groups)
         self._stock_allocate_slots = self.kv_cache_manager.allocate_slots
         self.kv_cache_manager.allocate_slots = self._allocate_slots
@@ -352,7 +354,8 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         budget = budget._replace(stretch_seconds=budget.stretch_seconds - ahead)
         work = _work((request, request.num_computed_tokens, tokens) for request, tokens in self._normal_tokens())
         normal = work.prefill_tokens + work.decodes
-        if batch.requests and now - self._looked < LOOK_SECONDS and self._hopeless(budget, work):
+        soon = now - self._looked < LOOK_SECONDS
+        if batch.requests and soon and (not self.latency.warm or self._hopeless(budget, work)):
             return Plan(budget, _too_little(budget))
         self._looked = now
         parts = self._next_parts()
@@ -378,8 +381,12 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
             )  # fmt: skip
         else:
             granted = _too_little(budget)
-        if granted.reason is StepReason.BELOW_MINIMUM and not batch.requests and not batch.waiting:
-            granted = self._probe(now, first, room)
+        if granted.reason is StepReason.BELOW_MINIMUM and not batch.waiting:
+            if not batch.requests:
+                granted = self._probe(now, first, room)
+            elif budget.reason is StepReason.SLACK and not self.latency.warm and now - self._probed >= PROBE_SECONDS:
+                # An engine that decodes from its first request on must learn what a chunk costs, too.
+                granted = self._probe(now, first, room, self.plugin.idle_minimum_tokens)
         if granted.reason is StepReason.NO_ROOM:
             self._end(first.job, LegEnd.NO_ROOM)
             return Plan(budget, granted)
@@ -397,10 +404,10 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         limit = min(budget.iteration_seconds, self.latency.seconds(work) + budget.stretch_seconds)
         return self.latency.seconds(work.with_prefill(self.plugin.minimum_tokens, 0)) > limit
 
-    def _probe(self, now: float, first: Part, room: int) -> Grant:
-        """The smallest chunk on an idle engine: the model learns from it, however wrong it was before."""
+    def _probe(self, now: float, first: Part, room: int, tokens: int | None = None) -> Grant:
+        """The smallest chunk: the model learns from it, however wrong it was before."""
         least = self.plugin.idle_minimum_tokens if self.latency.warm else self.plugin.minimum_tokens
-        least = min(least, first.lacking)
+        least = min(least if tokens is None else tokens, first.lacking)
         if room < least:
             return Grant(0, StepReason.NO_ROOM)
         # What a probe really took decides, not what the model says: one that was taught by slow first steps must not

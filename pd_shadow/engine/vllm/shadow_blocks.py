@@ -4,6 +4,7 @@ Nothing on disk is patched: one pool's queue object is exchanged for this one be
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -16,13 +17,19 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
     """vLLM's queue of free blocks; within `for_shadow` it hands out what shadow work may take."""
 
     def __init__(
-        self, blocks: list[Any], free: Iterable[Any], cap: int, cold_seconds: float, clock: Callable[[], float]
+        self,
+        blocks: list[Any],
+        free: Iterable[Any],
+        cap: int,
+        cold_seconds: float,
+        clock: Callable[[], float],
+        stale_seconds: float = math.inf,
     ):
         self._blocks = blocks
         self._clock = clock
         # Within `for_shadow`: free blocks about to be used as they are.
         self._apart_from: Collection[Any] | None = None
-        self.cache = ShadowCache((block.block_id for block in free), cap, cold_seconds)
+        self.cache = ShadowCache((block.block_id for block in free), cap, cold_seconds, stale_seconds)
 
     @property
     def num_free_blocks(self) -> int:
@@ -69,7 +76,8 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
 
     def popleft_n(self, n: int) -> list[Any]:
         shadow = self._apart_from is not None
-        taken = self.cache.take_for_shadow(n, self._clock()) if shadow else self.cache.take(n)
+        now = self._clock()
+        taken = self.cache.take_for_shadow(n, now) if shadow else self.cache.take(n, now)
         return [self._blocks[block_id] for block_id in taken]
 
     def remove(self, block: Any) -> None:
@@ -96,8 +104,11 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         return (self._blocks[block_id] for block_id in order)
 
 
-def install(pool: Any, cap: int, cold_seconds: float, clock: Callable[[], float]) -> ShadowFreeQueue:
+def install(
+    pool: Any, cap: int, cold_seconds: float, clock: Callable[[], float], stale_seconds: float = math.inf
+) -> ShadowFreeQueue:
     """Exchange the pool's free queue for one with a shadow class of at most `cap` blocks."""
-    queue = ShadowFreeQueue(pool.blocks, pool.free_block_queue.get_all_free_blocks(), cap, cold_seconds, clock)
+    free = pool.free_block_queue.get_all_free_blocks()
+    queue = ShadowFreeQueue(pool.blocks, free, cap, cold_seconds, clock, stale_seconds)
     pool.free_block_queue = queue
     return queue

@@ -6,7 +6,7 @@ from functools import partial
 
 from pd_shadow.sim.figures.approaches import figure_4
 from pd_shadow.sim.figures.base import Figure, Scale
-from pd_shadow.sim.figures.disaggregation import figure_8d, figure_16f, figure_16g
+from pd_shadow.sim.figures.disaggregation import figure_8d, figure_16f, figure_16g, frontier
 from pd_shadow.sim.figures.sensitivity import SWEEPS, sweep
 
 FIGURES: Mapping[str, Callable[[Scale], Figure]] = {
@@ -14,6 +14,7 @@ FIGURES: Mapping[str, Callable[[Scale], Figure]] = {
     "8d": figure_8d,
     "16f": figure_16f,
     "16g": figure_16g,
+    "frontier": frontier,
     **{name: partial(sweep, name) for name in SWEEPS},
 }
 

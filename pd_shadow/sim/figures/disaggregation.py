@@ -27,6 +27,22 @@ def figure_8d(scale: Scale) -> Figure:
     return Figure("8d", "Harvest-SLO, colocated and disaggregated, against No Shadow", settings)
 
 
+def frontier(scale: Scale) -> Figure:
+    """Ours against the paper's policies and what no policy can beat, on disaggregated clusters, over all pairs."""
+    approaches = (
+        Approach.HARVEST_SLO,
+        Approach.HARVEST_SLO_HOST,
+        Approach.WARM_FIRST,
+        Approach.ORACLE,
+        Approach.ORACLE_HOST,
+    )
+    settings = [
+        Setting(approach.value, against(grid(scale, pairs_of(scale), mode=Mode.DISAGGREGATED, approach=approach)))
+        for approach in approaches
+    ]
+    return Figure("frontier", "Policies on disaggregated clusters, against No Shadow", settings)
+
+
 def figure_16f(scale: Scale) -> Figure:
     """Prefill instances out of four."""
     paper = {

@@ -25,6 +25,17 @@ def test_free_blocks_in_order_unhashed_then_shadow_then_normal() -> None:
     assert pool.order() == [2]
 
 
+def test_normal_blocks_gone_stale_give_way_before_shadow_ones() -> None:
+    pool = ShadowCache(range(6), 4, COLD, stale_seconds=10.0)
+    shadow, normal = pool.take_for_shadow(2, 0.0), pool.take(4, 0.0)
+    pool.free_hashed(normal[:2], 1.0)
+    pool.free_hashed(normal[2:], 9.0)
+    pool.free_hashed(shadow, 2.0)
+    assert pool.take(3, 12.0) == [*normal[:2], shadow[0]]
+    assert pool.drain_evicted() == [*normal[:2], shadow[0]]
+    assert pool.take(2, 12.0) == [shadow[1], normal[2]]
+
+
 def test_blocks_without_content_go_to_the_front_in_the_order_given() -> None:
     pool = cache(blocks=4)
     taken = pool.take(2)

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from pd_shadow.engine.vllm.settings import PluginSettings
+from pd_shadow.perf.online import OnlineLatency
 from tests.pd_shadow.engine.vllm.shadowed import AHEAD, CONNECTOR, Clock, ShadowedEngine, decoding, result_of, run
 from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, prompt
 
 pytestmark = pytest.mark.engine
 
 MAX_JOBS = 1024
+PROBE_TOKENS = PluginSettings().idle_minimum_tokens
 
 
 def covered_then_hit(engine: ShadowedEngine) -> Any:
@@ -249,6 +252,27 @@ def paused(engine: ShadowedEngine) -> Any:
     return {**seen, "held": held, **engine.results("parked", "pending", "during PAUSED_NEW")}
 
 
+def taught_beside_decodes(engine: ShadowedEngine) -> Any:
+    from pd_shadow.engine.vllm import scheduler as module
+
+    clock = Clock()
+    module.time = clock  # type: ignore[assignment]
+    taught = engine.scheduler.latency
+    decoding(engine, "normal", 1, max_tokens=60)
+    engine.scheduler.latency = OnlineLatency()
+    before = len(engine.steps)
+    engine.shadow(prompt(2, 400), "shadow")
+    chunks = []
+    for _ in range(30):
+        engine.step()
+        clock.ahead += 0.4
+        chunks.append(engine.steps[-1].get("shadow", 0) if len(engine.steps) > before else 0)
+    engine.scheduler.latency = taught
+    engine.drain()
+    module.time = time
+    return {"chunks": chunks, "result": result_of(engine.answers["shadow"])}
+
+
 def watchdog(engine: ShadowedEngine) -> Any:
     from pd_shadow.engine.vllm import scheduler as module
 
@@ -411,7 +435,8 @@ def statistics(engine: ShadowedEngine) -> Any:
 SCENARIOS = (
     too_many,
     covered_then_hit, last_in_the_batch, parked_while_something_waits, given_back_in_the_same_step, aborted, full_class,
-    promotion, likelier_first, routed, switched, same_prompt_at_once, short_prompts, reset_with_jobs, paused, watchdog,
+    promotion, likelier_first, routed, switched, same_prompt_at_once, short_prompts, reset_with_jobs, paused,
+    taught_beside_decodes, watchdog,
     as_many_as_the_runner_holds, released_in_flight, adapters, long_prefills, last_block_taken_by_a_decode, tails,
     small_rest_beside_a_long_job, statistics,
 )  # fmt: skip
@@ -552,6 +577,14 @@ def test_a_paused_engine_comes_to_rest_whatever_shadow_work_there_is(seen: dict[
     assert found["held"] == 4
     assert found["parked"] == found["pending"] == done(384)
     assert found["during PAUSED_NEW"] == done(0)
+
+
+def test_an_engine_that_only_decodes_learns_what_a_chunk_costs_from_a_small_one_at_a_time(seen: dict[str, Any]) -> None:
+    chunks = [chunk for chunk in seen["taught_beside_decodes"]["chunks"] if chunk]
+    # Twelve seconds pass, and a probe may come every one of them.
+    assert 5 <= len(chunks) <= 13
+    assert set(chunks) == {PROBE_TOKENS}
+    assert seen["taught_beside_decodes"]["result"] == done(384)
 
 
 def test_the_watchdog_ends_what_is_stuck_not_what_waits_for_normal_work(seen: dict[str, Any]) -> None:
