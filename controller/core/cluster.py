@@ -65,7 +65,7 @@ class Warmth(NamedTuple):
 
 
 # What computes shadows.
-COMPUTING_ROLES = (common.ROLE_PREFILL, common.ROLE_COLOCATED)
+ROLES = (common.ROLE_PREFILL, common.ROLE_DECODE, common.ROLE_COLOCATED)
 
 
 class Cluster:
@@ -99,7 +99,7 @@ class Cluster:
         self._left: dict[str, float] = {}
         # What engines with the plugin were told, for those that attach later.
         self._engine_limits: dict[common.Role.ValueType, Limits] = {
-            role: Limits(controller=self.shadow_policy.engine_controller(role)) for role in COMPUTING_ROLES
+            role: self.shadow_policy.limits(role) for role in ROLES
         }
         self._engines_paused = False
         self._effects: list[Effect] = []
@@ -388,8 +388,8 @@ class Cluster:
         self._now = now
         self.shadow_policy = policy
         self.jobs.follow(policy)
-        for role in COMPUTING_ROLES:
-            self.limit_engines(now, role, Limits(controller=policy.engine_controller(role)))
+        for role in ROLES:
+            self.limit_engines(now, role, policy.limits(role))
         state = "enabled" if policy.enabled else "paused"
         self._event(admin.EVENT_KIND_SHADOW_POLICY, policy.approach, state, str(policy))
         self._schedule(now)

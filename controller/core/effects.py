@@ -52,6 +52,8 @@ class Limits:
     margin: float | None = None
     routed_delta: float | None = None
     harvest_delta: float | None = None
+    # Seconds, 0: never.
+    stale_seconds: float | None = None
 
     def given(self) -> dict[str, Any]:
         """What is not None, by name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.config import ShadowConfig
+from controller.core.effects import Limits
 from controller.core.rejection import invalid_field
 from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.policy import approach as approaches
@@ -40,8 +41,14 @@ class ShadowPolicy:
         """Whether shadow work is held back for nobody."""
         return self.traits.controller is EngineController.EAGER
 
-    def engine_controller(self, role: pb.Role.ValueType) -> str:
-        """Who decides inside an engine with the plugin, by the plugin's own name."""
+    def limits(self, role: pb.Role.ValueType) -> Limits:
+        """What engines of a role are told."""
+        return Limits(controller=self._controller(role), stale_seconds=self.traits.stale_seconds)
+
+    def _controller(self, role: pb.Role.ValueType) -> str | None:
+        """Who decides inside an engine with the plugin, by the plugin's own name; nobody where nothing is computed."""
+        if role == pb.ROLE_DECODE:
+            return None
         if not self.enabled:
             return EngineController.OFF.value
         # Which of the harvesting controllers is a question of decodes, and P has none.

@@ -52,6 +52,7 @@ def shadow_policy(policy: ShadowPolicy) -> admin.ShadowPolicy:
         enabled=policy.enabled,
         engine_controller=policy.traits.controller,
         host_tier=policy.traits.host_tier,
+        stale_seconds=policy.traits.stale_seconds,
     )
 
 

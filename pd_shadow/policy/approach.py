@@ -54,8 +54,8 @@ class Traits(NamedTuple):
     gate_probability: float = 0.0
     # Whether evicted session contexts are kept in host memory.
     host_tier: bool = False
-    # Normal cached KV idle for longer gives way before shadow KV does; None: never, the paper's order.
-    stale_seconds: float | None = None
+    # Normal cached KV idle for longer gives way before shadow KV does; 0: never, the paper's order.
+    stale_seconds: float = 0.0
     # Needs what no real cluster has: knowledge of the future, or instances that the approach adds by itself.
     simulator_only: bool = False
 
@@ -77,10 +77,7 @@ TRAITS: Mapping[Approach, Traits] = {
     Approach.DEDICATED: Traits(EngineController.OFF, simulator_only=True),
     Approach.ORACLE: Traits(EngineController.OFF, simulator_only=True),
     Approach.ORACLE_HOST: Traits(EngineController.OFF, host_tier=True, simulator_only=True),
-    # On engines it is their setting `stale_seconds`, which has no name to be pushed by yet.
-    Approach.WARM_FIRST: Traits(
-        EngineController.HARVEST_SLO, host_tier=True, stale_seconds=STALE_SECONDS, simulator_only=True
-    ),
+    Approach.WARM_FIRST: Traits(EngineController.HARVEST_SLO, host_tier=True, stale_seconds=STALE_SECONDS),
 }
 
 DEFAULT = Approach.HARVEST_SLO

@@ -30,7 +30,7 @@ class ShadowCache:
     """
 
     def __init__(
-        self, blocks: Iterable[int], cap: int, cold_seconds: float = COLD_SECONDS, stale_seconds: float = math.inf
+        self, blocks: Iterable[int], cap: int, cold_seconds: float = COLD_SECONDS, stale_seconds: float = 0.0
     ) -> None:
         self._unhashed: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
         # Values are the times the blocks were last used; no later block has an earlier one.
@@ -38,7 +38,8 @@ class ShadowCache:
         self._normal: OrderedDict[int, float] = OrderedDict()
         self._members: set[int] = set()
         self._cold_seconds = cold_seconds
-        self._stale_seconds = stale_seconds
+        # Idle time from which normal blocks are stale; 0: never.
+        self.stale_seconds = stale_seconds
         self._cap = cap
         # Keys only: in order, and never more of them than there are blocks.
         self._evicted: dict[int, None] = {}
@@ -167,7 +168,7 @@ class ShadowCache:
     def _pop_stale(self, now: float, most: int) -> list[int]:
         """Normal blocks that were not used for so long that nothing is likely to hit them."""
         taken: list[int] = []
-        before = now - self._stale_seconds
+        before = now - self.stale_seconds if self.stale_seconds else -math.inf
         for block, used in self._normal.items():
             if len(taken) >= most or used >= before:
                 break

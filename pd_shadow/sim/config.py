@@ -36,8 +36,8 @@ class PolicySettings(Config):
     minimum_tokens: Annotated[int, Field(ge=1)] = MINIMUM_TOKENS
     cap_share: Share = CAP_SHARE
     cold_seconds: Annotated[float, Field(ge=0)] = COLD_SECONDS
-    stale_seconds: Positive | None = None
-    """Normal cached blocks idle for longer are reused before shadow ones; None: as the approach has it."""
+    stale_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Normal cached blocks idle for longer are reused before shadow ones, 0: never; None: as the approach has it."""
     top_k: Annotated[int, Field(ge=1)] | None = None
 
 

@@ -4,7 +4,6 @@ Blocks are managed by the product's own shadow class (pd_shadow/policy/shadow_ca
 an engine's, since a simulated block is an accounting unit. Hits are exact in tokens: a context knows its length.
 """
 
-import math
 from collections.abc import Iterable
 
 from pd_shadow.policy.shadow_cache import ShadowCache
@@ -44,7 +43,7 @@ class KvPool:
         *,
         cap_share: float,
         cold_seconds: float,
-        stale_seconds: float = math.inf,
+        stale_seconds: float = 0.0,
         keeps_finished: bool = True,
         host: HostTier | None = None,
     ) -> None:

@@ -1,6 +1,5 @@
 """One run: a cluster, normal traffic and agent sessions, from warm-up to the end of the last measured session."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -73,7 +72,7 @@ def hardware(config: RunConfig, name: str) -> Hardware:
         ),
         cap_share=config.policy.cap_share,
         cold_seconds=config.policy.cold_seconds,
-        stale_seconds=config.policy.stale_seconds or TRAITS[config.approach].stale_seconds or math.inf,
+        stale_seconds=_stale_seconds(config),
         keeps_finished=config.keeps_finished,
         host_bytes_per_gpu=settings.host_gb_per_gpu * GB if TRAITS[config.approach].host_tier else 0.0,
         link_bytes_per_second_per_gpu=settings.link_gb_per_second_per_gpu * GB,
@@ -134,6 +133,11 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
         events=clock.events,
         overloaded=bool(agents.left),
     )
+
+
+def _stale_seconds(config: RunConfig) -> float:
+    given = config.policy.stale_seconds
+    return TRAITS[config.approach].stale_seconds if given is None else given
 
 
 def _controller(config: RunConfig) -> IterationController | None:

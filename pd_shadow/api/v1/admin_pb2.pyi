@@ -1034,6 +1034,7 @@ class ShadowPolicy(_message.Message):
     ENABLED_FIELD_NUMBER: _builtins.int
     ENGINE_CONTROLLER_FIELD_NUMBER: _builtins.int
     HOST_TIER_FIELD_NUMBER: _builtins.int
+    STALE_SECONDS_FIELD_NUMBER: _builtins.int
     approach: _builtins.str
     gate_probability: _builtins.float
     top_k: _builtins.int
@@ -1043,6 +1044,8 @@ class ShadowPolicy(_message.Message):
     """Who decides, in engines with the plugin, what shadow work an iteration carries: off, harvest, harvest-slo or eager."""
     host_tier: _builtins.bool
     """Whether the approach counts on engines with a host tier."""
+    stale_seconds: _builtins.float
+    """Seconds of idleness from which engines with the plugin reuse normal cached blocks before shadow ones; 0: never."""
     def __init__(
         self,
         *,
@@ -1052,10 +1055,11 @@ class ShadowPolicy(_message.Message):
         enabled: _builtins.bool = ...,
         engine_controller: _builtins.str = ...,
         host_tier: _builtins.bool = ...,
+        stale_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approach", b"approach", "enabled", b"enabled", "engine_controller", b"engine_controller", "gate_probability", b"gate_probability", "host_tier", b"host_tier", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approach", b"approach", "enabled", b"enabled", "engine_controller", b"engine_controller", "gate_probability", b"gate_probability", "host_tier", b"host_tier", "stale_seconds", b"stale_seconds", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -393,6 +393,7 @@ class SetLimits(_message.Message):
     MARGIN_FIELD_NUMBER: _builtins.int
     ROUTED_DELTA_FIELD_NUMBER: _builtins.int
     HARVEST_DELTA_FIELD_NUMBER: _builtins.int
+    STALE_SECONDS_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     """Who decides how many shadow tokens an iteration carries, by the plugin's name for it, such as harvest-slo."""
     cap_share: _builtins.float
@@ -408,6 +409,8 @@ class SetLimits(_message.Message):
     routed_delta: _builtins.float
     """Credit rates, 0 to 1: of iterations with routed calls, and of the Harvest controller."""
     harvest_delta: _builtins.float
+    stale_seconds: _builtins.float
+    """Seconds of idleness from which normal cached blocks are reused before shadow ones; 0: never."""
     def __init__(
         self,
         *,
@@ -419,10 +422,11 @@ class SetLimits(_message.Message):
         margin: _builtins.float | None = ...,
         routed_delta: _builtins.float | None = ...,
         harvest_delta: _builtins.float | None = ...,
+        stale_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_cap_share", b"_cap_share", "_controller", b"_controller", "_harvest_delta", b"_harvest_delta", "_margin", b"_margin", "_minimum_tokens", b"_minimum_tokens", "_routed_delta", b"_routed_delta", "_window_seconds", b"_window_seconds", "beta", b"beta", "cap_share", b"cap_share", "controller", b"controller", "harvest_delta", b"harvest_delta", "margin", b"margin", "minimum_tokens", b"minimum_tokens", "routed_delta", b"routed_delta", "window_seconds", b"window_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_cap_share", b"_cap_share", "_controller", b"_controller", "_harvest_delta", b"_harvest_delta", "_margin", b"_margin", "_minimum_tokens", b"_minimum_tokens", "_routed_delta", b"_routed_delta", "_stale_seconds", b"_stale_seconds", "_window_seconds", b"_window_seconds", "beta", b"beta", "cap_share", b"cap_share", "controller", b"controller", "harvest_delta", b"harvest_delta", "margin", b"margin", "minimum_tokens", b"minimum_tokens", "routed_delta", b"routed_delta", "stale_seconds", b"stale_seconds", "window_seconds", b"window_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_cap_share", b"_cap_share", "_controller", b"_controller", "_harvest_delta", b"_harvest_delta", "_margin", b"_margin", "_minimum_tokens", b"_minimum_tokens", "_routed_delta", b"_routed_delta", "_window_seconds", b"_window_seconds", "beta", b"beta", "cap_share", b"cap_share", "controller", b"controller", "harvest_delta", b"harvest_delta", "margin", b"margin", "minimum_tokens", b"minimum_tokens", "routed_delta", b"routed_delta", "window_seconds", b"window_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_cap_share", b"_cap_share", "_controller", b"_controller", "_harvest_delta", b"_harvest_delta", "_margin", b"_margin", "_minimum_tokens", b"_minimum_tokens", "_routed_delta", b"_routed_delta", "_stale_seconds", b"_stale_seconds", "_window_seconds", b"_window_seconds", "beta", b"beta", "cap_share", b"cap_share", "controller", b"controller", "harvest_delta", b"harvest_delta", "margin", b"margin", "minimum_tokens", b"minimum_tokens", "routed_delta", b"routed_delta", "stale_seconds", b"stale_seconds", "window_seconds", b"window_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
     _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
@@ -438,6 +442,8 @@ class SetLimits(_message.Message):
     _WhichOneofArgType__minimum_tokens: _TypeAlias = _typing.Literal["_minimum_tokens", b"_minimum_tokens"]  # noqa: Y015
     _WhichOneofReturnType__routed_delta: _TypeAlias = _typing.Literal["routed_delta"]  # noqa: Y015
     _WhichOneofArgType__routed_delta: _TypeAlias = _typing.Literal["_routed_delta", b"_routed_delta"]  # noqa: Y015
+    _WhichOneofReturnType__stale_seconds: _TypeAlias = _typing.Literal["stale_seconds"]  # noqa: Y015
+    _WhichOneofArgType__stale_seconds: _TypeAlias = _typing.Literal["_stale_seconds", b"_stale_seconds"]  # noqa: Y015
     _WhichOneofReturnType__window_seconds: _TypeAlias = _typing.Literal["window_seconds"]  # noqa: Y015
     _WhichOneofArgType__window_seconds: _TypeAlias = _typing.Literal["_window_seconds", b"_window_seconds"]  # noqa: Y015
     @_typing.overload
@@ -454,6 +460,8 @@ class SetLimits(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum_tokens) -> _WhichOneofReturnType__minimum_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__routed_delta) -> _WhichOneofReturnType__routed_delta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_seconds) -> _WhichOneofReturnType__stale_seconds | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__window_seconds) -> _WhichOneofReturnType__window_seconds | None: ...
 

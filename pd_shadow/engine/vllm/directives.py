@@ -45,6 +45,7 @@ class SetLimits(Config):
     margin: Share | None = None
     routed_delta: Share | None = None
     harvest_delta: Share | None = None
+    stale_seconds: Annotated[float, Field(ge=0)] | None = None
 
 
 Directive = PauseShadow | ResumeShadow | DropSession | SetLimits

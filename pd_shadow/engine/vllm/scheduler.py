@@ -143,7 +143,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         pool = self.kv_cache_manager.block_pool
         self._pool_blocks = len(pool.blocks) - 1
         self.free_queue = shadow_blocks.install(
-            pool, self._cap_blocks, self.plugin.cold_seconds, time.monotonic, self.plugin.stale_seconds or math.inf
+            pool, self._cap_blocks, self.plugin.cold_seconds, time.monotonic, self.plugin.stale_seconds
         )
         self._groups = len(self.kv_cache_config.kv_cache_groups)
         self._stock_allocate_slots = self.kv_cache_manager.allocate_slots
@@ -208,6 +208,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
                 given = directive.model_dump(exclude_none=True)
                 self.plugin = self.plugin.model_copy(update=given)
                 self.free_queue.cache.set_cap(self._cap_blocks)
+                self.free_queue.cache.stale_seconds = self.plugin.stale_seconds
                 self.use_controller(directive.controller or self._kind)
 
     # vLLM's scheduler interface.

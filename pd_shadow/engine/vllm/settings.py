@@ -75,8 +75,8 @@ class PluginSettings(Config):
     cap_share: Share = CAP_SHARE
     """Largest share of the shadow class."""
     cold_seconds: float = Field(default=COLD_SECONDS, ge=0)
-    # Normal cached blocks idle for longer are reused before shadow ones; without a number none are, as in the paper.
-    stale_seconds: float | None = Field(default=None, gt=0)
+    # Normal cached blocks idle for longer are reused before shadow ones; 0: never, as in the paper.
+    stale_seconds: float = Field(default=0.0, ge=0)
     """Idle time from which cached blocks may be taken for shadow work."""
     pinned_share: Share = CAP_SHARE
     """Largest share that shadow exports may pin while their readers are on the way."""

@@ -4,7 +4,6 @@ Nothing on disk is patched: one pool's queue object is exchanged for this one be
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         cap: int,
         cold_seconds: float,
         clock: Callable[[], float],
-        stale_seconds: float = math.inf,
+        stale_seconds: float = 0.0,
     ):
         self._blocks = blocks
         self._clock = clock
@@ -105,7 +104,7 @@ class ShadowFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
 
 
 def install(
-    pool: Any, cap: int, cold_seconds: float, clock: Callable[[], float], stale_seconds: float = math.inf
+    pool: Any, cap: int, cold_seconds: float, clock: Callable[[], float], stale_seconds: float = 0.0
 ) -> ShadowFreeQueue:
     """Exchange the pool's free queue for one with a shadow class of at most `cap` blocks."""
     free = pool.free_block_queue.get_all_free_blocks()

@@ -12,6 +12,7 @@ from controller.core.registry import GONE_KEPT, Declared
 from controller.core.rejection import RejectedError
 from controller.core.session import SessionKey
 from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.policy.approach import STALE_SECONDS
 from tests.controller.core.test_shadow import EXPORT, FETCH, PREFILL, in_flight, job_reason
 from tests.controller.support import BLOCK, SESSION, World, facts, world
 
@@ -478,8 +479,9 @@ def test_settings_reach_the_engines_of_a_role_now_and_when_they_attach() -> None
     w.attach("b-d1")
     w.pump()
     b1, d1 = (w.instance(name).ref for name in ("b-p1", "b-d1"))
-    both = Limits(controller="harvest", beta=0.25)
-    assert w.told == [LimitEngine(b1, both), PauseEngine(b1, True), PauseEngine(d1, True)]
+    # What the policy in force says besides.
+    both, on_d = Limits(controller="harvest", beta=0.25, stale_seconds=0.0), Limits(stale_seconds=0.0)
+    assert w.told == [LimitEngine(b1, both), PauseEngine(b1, True), LimitEngine(d1, on_d), PauseEngine(d1, True)]
 
 
 @pytest.mark.parametrize(
@@ -497,7 +499,8 @@ def test_engines_follow_the_approach_in_force(change: dict[str, Any], on_p: str,
 
     def controllers() -> dict[str, str | None]:
         told, w.told[:] = list(w.told), []
-        return {t.instance.name: t.limits.controller for t in told if isinstance(t, LimitEngine)}
+        given = {t.instance.name: t.limits.controller for t in told if isinstance(t, LimitEngine)}
+        return {name: controller for name, controller in given.items() if controller is not None}
 
     assert controllers() == {"a-p0": "prefill-window", "c-c0": "harvest-slo"}
     w.cluster.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(**change))
@@ -506,6 +509,16 @@ def test_engines_follow_the_approach_in_force(change: dict[str, Any], on_p: str,
     w.attach("c-c1")
     w.pump()
     assert controllers() == {"c-c1": on_colocated}
+
+
+def test_every_engine_follows_the_order_in_which_the_approach_gives_up_memory() -> None:
+    w = world(plugin=True)
+    w.pump()
+    w.told.clear()
+    w.cluster.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(approach="warm-first"))
+    w.pump()
+    given = {t.instance.name: t.limits.stale_seconds for t in w.told if isinstance(t, LimitEngine)}
+    assert given == dict.fromkeys(w.streams, STALE_SECONDS)
 
 
 def test_paused_engines_get_no_legs_until_they_go_on() -> None:

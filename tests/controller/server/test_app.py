@@ -400,6 +400,7 @@ async def attach(channel: grpc.aio.Channel, **change: object) -> grpc.aio.Stream
     stream = engine_pb2_grpc.EngineServiceStub(channel).Attach()
     await stream.write(hello(**change))
     assert (await stream.read()).HasField("welcome")
+    assert (await stream.read()).HasField("set_limits")
     assert (await stream.read()).HasField("resume_shadow")
     return stream
 

@@ -6,17 +6,17 @@ from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, EngineControlle
 
 def test_the_approaches_of_the_papers_table_and_ours() -> None:
     assert {approach.value: traits for approach, traits in TRAITS.items()} == {
-        "no-shadow": (EngineController.OFF, 0.0, False, None, False),
-        "host-tier": (EngineController.OFF, 0.0, True, None, False),
-        "harvest": (EngineController.HARVEST, 0.0, False, None, False),
-        "harvest-slo": (EngineController.HARVEST_SLO, 0.0, False, None, False),
-        "harvest-slo+host": (EngineController.HARVEST_SLO, 0.0, True, None, False),
-        "predictive": (EngineController.HARVEST, 0.25, False, None, False),
-        "eager": (EngineController.EAGER, 0.0, False, None, False),
-        "dedicated": (EngineController.OFF, 0.0, False, None, True),
-        "oracle": (EngineController.OFF, 0.0, False, None, True),
-        "oracle+host": (EngineController.OFF, 0.0, True, None, True),
-        "warm-first": (EngineController.HARVEST_SLO, 0.0, True, 10.0, True),
+        "no-shadow": (EngineController.OFF, 0.0, False, 0.0, False),
+        "host-tier": (EngineController.OFF, 0.0, True, 0.0, False),
+        "harvest": (EngineController.HARVEST, 0.0, False, 0.0, False),
+        "harvest-slo": (EngineController.HARVEST_SLO, 0.0, False, 0.0, False),
+        "harvest-slo+host": (EngineController.HARVEST_SLO, 0.0, True, 0.0, False),
+        "predictive": (EngineController.HARVEST, 0.25, False, 0.0, False),
+        "eager": (EngineController.EAGER, 0.0, False, 0.0, False),
+        "dedicated": (EngineController.OFF, 0.0, False, 0.0, True),
+        "oracle": (EngineController.OFF, 0.0, False, 0.0, True),
+        "oracle+host": (EngineController.OFF, 0.0, True, 0.0, True),
+        "warm-first": (EngineController.HARVEST_SLO, 0.0, True, 10.0, False),
     }
     assert set(TRAITS) == set(Approach)
 
