@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pd_shadow.sim.figures.base import Figure, Row, Scale
 
 FIGURES = (
-    "4", "8d", "9d", "9e", "9f", "9g", "15a", "15b", "15c", "15d", "15e", "15f", "15g", "15h", "16a", "16b", "16c",
-    "16f", "16g", "16h", "frontier",
+    "4", "8d", "9a", "9c", "9d", "9e", "9f", "9g", "15a", "15b", "15c", "15d", "15e", "15f", "15g", "15h",
+    "16a", "16b", "16c", "16d", "16f", "16g", "16h", "frontier",
 )  # fmt: skip
 WINDOWS = ("peak", "median", "trough")
 DEFAULT_FOLDER = Path("simulations")

@@ -82,6 +82,7 @@ def essence(config: RunConfig) -> RunConfig:
         instances=config.instances,
         prefill_instances=config.prefill_instances,
         normal=config.normal,
+        normal_trace=config.normal_trace,
         chunk_tokens=config.chunk_tokens,
         hardware=config.hardware,
     )

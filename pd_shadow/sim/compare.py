@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pd_shadow.perf.energy import PowerModel
 from pd_shadow.perf.models import Trace, model
 from pd_shadow.perf.prices import call_cost, price_of
+from pd_shadow.sim.config import RunConfig
 from pd_shadow.sim.sessions import CallRecord
 from pd_shadow.sim.simulation import RunResult
 
@@ -23,12 +24,19 @@ class Metric(NamedTuple):
 class Pair:
     """Two runs of the same seed, window and pair of models: the baseline and an approach."""
 
-    def __init__(self, base: RunResult, other: RunResult) -> None:
+    def __init__(
+        self, base: RunResult, other: RunResult, keeps: Callable[[CallRecord, RunConfig], bool] = lambda *_: True
+    ) -> None:
+        """`keeps` says of a call whether it is looked at."""
         before = {(call.session, call.step): call for call in base.calls}
         self.base = base
         self.other = other
         # Calls that completed in both, before and after.
-        self.calls = [(before[key], call) for call in other.calls if (key := (call.session, call.step)) in before]
+        self.calls = [
+            (before[key], call)
+            for call in other.calls
+            if (key := (call.session, call.step)) in before and keeps(call, other.config)
+        ]
         self.switches = [(one, two) for one, two in self.calls if two.switch]
 
     def reduction(self, of: Callable[[CallRecord], float], calls: Sequence[tuple[CallRecord, CallRecord]]) -> float:

@@ -1,6 +1,7 @@
 """One run of the simulator, as data. Whatever the paper leaves open is a field here, with what it was set to."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -70,6 +71,9 @@ class RunConfig(Config):
     """ρ: normal traffic, relative to the cluster's own capacity at the peak hour."""
     window: str = "peak"
     normal: str = "azure-conversation"
+    normal_trace: Path | None = None
+    """Normal traffic from a file in Azure's CSV or Mooncake's JSONL format, brought to the rate of the run and repeated
+    as long as the run lasts; `normal` then only says how its hours compare."""
     sessions_per_second: Positive | None = None
     """None: as `demand.SESSIONS_PER_SECOND` has it, in proportion to `instances`."""
     router: str = "default"

@@ -1,8 +1,10 @@
 """What a run is asked: its normal traffic and routed sessions, from the names in its configuration."""
 
 import difflib
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from pd_shadow.sim.workload.profiles import SessionProfile
 from pd_shadow.sim.workload.routers import MarkovRouter, RandomRouter, Router
 from pd_shadow.sim.workload.scores import stand_ins
 from pd_shadow.sim.workload.sessions import generate_sessions
+from pd_shadow.sim.workload.traces import at_rate, read_trace
 
 T = TypeVar("T")
 # The parts of a run that are drawn independently, so that every approach meets the same requests.
@@ -58,16 +61,41 @@ def window_load(config: RunConfig) -> float:
 
 
 class NormalTraffic:
-    """One model's normal traffic, drawn piece by piece; the same for equal seeds, whatever the approach."""
+    """One model's normal traffic, piece by piece; the same for equal seeds, whatever the approach."""
 
     def __init__(self, config: RunConfig, rate: float, model_index: int) -> None:
+        """Raises TraceError for a trace file that cannot be used."""
         self._profile = _named("normal", config.normal, traffic.PROFILES)
         self._rate = rate
         self._rng = np.random.default_rng([config.seed, _NORMAL, model_index])
+        self._recorded = None if config.normal_trace is None else at_rate(_recorded(config.normal_trace), rate)
+        # Seeds and models begin at different places of a recording.
+        self._place = 0 if self._recorded is None else int(self._rng.integers(len(self._recorded)))
 
     def draw(self, seconds: float) -> list[NormalRequest]:
         """The requests of the next so many seconds, their times from 0 on."""
-        return traffic.generate(self._profile, self._rate, seconds, self._rng)
+        if self._recorded is None:
+            return traffic.generate(self._profile, self._rate, seconds, self._rng)
+        return self._replay(self._recorded, seconds)
+
+    def _replay(self, recorded: Sequence[NormalRequest], seconds: float) -> list[NormalRequest]:
+        requests: list[NormalRequest] = []
+        now = 0.0
+        while now < seconds:
+            request = recorded[self._place]
+            requests.append(request._replace(arrival=now))
+            self._place += 1
+            if self._place == len(recorded):
+                self._place = 0
+                now += 1 / self._rate
+            else:
+                now += recorded[self._place].arrival - request.arrival
+        return requests
+
+
+@functools.cache
+def _recorded(path: Path) -> list[NormalRequest]:
+    return read_trace(path)
 
 
 def sessions(config: RunConfig, seconds: float) -> list[Session]:

@@ -1,6 +1,6 @@
 """What a figure is made of: settings, each with the runs it compares and what the paper says of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from pd_shadow.perf.models import PAIRS, ModelPair, Trace, pair
 from pd_shadow.policy.approach import Approach
 from pd_shadow.sim.compare import Metric, Pair, metrics, spread
 from pd_shadow.sim.config import RunConfig
+from pd_shadow.sim.sessions import CallRecord
 from pd_shadow.sim.simulation import RunResult
 from pd_shadow.sim.workload.traffic import Window
 
@@ -44,6 +45,8 @@ class Setting:
     pairs: Sequence[tuple[RunConfig, RunConfig]]
     # By metric.
     paper: Mapping[str, float] = field(default_factory=dict)
+    # Which calls are looked at.
+    keeps: Callable[[CallRecord, RunConfig], bool] = lambda *_: True
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Figure:
         rows: list[Row] = []
         for setting in self.settings:
             pairs = [
-                Pair(results[base], results[other])
+                Pair(results[base], results[other], setting.keeps)
                 for base, other in setting.pairs
                 if base in results and other in results
             ]
