@@ -447,7 +447,9 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         longest = self._longest_part()
         for job in self.jobs.of(LegKind.PREFILL):
             requests = [*self.running, *(part.job.request for part in parts), job.request]
-            if job.loading or not self._adapters_fit(requests):
+            # As vLLM does, no request comes back in the step that preempts it: connectors are told of both at once, and
+            # take a load that begins for one of the old life.
+            if job.loading or job.request_id in self.reset_preempted_req_ids or not self._adapters_fit(requests):
                 continue
             hits: list[Any] = []
             if _holds_blocks(job):

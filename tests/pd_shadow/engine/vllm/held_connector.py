@@ -46,7 +46,8 @@ HAND = Hand()
 class Load(NamedTuple):
     request_id: str
     block_ids: list[int]
-    prefixes: list[tuple[int, ...]]
+    # Of each block, by layer.
+    contents: list[list[torch.Tensor]]
 
 
 class Loads(KVConnectorMetadata):  # type: ignore[misc]
@@ -79,7 +80,9 @@ class HeldConnector(KVConnectorBase_V1):  # type: ignore[misc]
             start = self._local[request.request_id]
             first, count = start // self._block_size, num_external_tokens // self._block_size
             block_ids = blocks.get_block_ids()[0][first : first + count]
-            self._new.append(Load(request.request_id, block_ids, self._prefixes(request, start)[:count]))
+            # As it is now: the hand may be emptied while the load is on its way.
+            contents = [HAND.blocks[prefix] for prefix in self._prefixes(request, start)[:count]]
+            self._new.append(Load(request.request_id, block_ids, contents))
 
     def build_connector_meta(self, scheduler_output: Any) -> Loads:
         new, self._new = self._new, []
@@ -129,8 +132,8 @@ class HeldConnector(KVConnectorBase_V1):  # type: ignore[misc]
             for cache, block_id in itertools.product(self._caches, load.block_ids):
                 cache[block_id].fill_(7)
             return False
-        for block_id, prefix in zip(load.block_ids, load.prefixes, strict=True):
-            for cache, content in zip(self._caches, HAND.blocks[prefix], strict=True):
+        for block_id, contents in zip(load.block_ids, load.contents, strict=True):
+            for cache, content in zip(self._caches, contents, strict=True):
                 cache[block_id].copy_(content)
         return True
 
