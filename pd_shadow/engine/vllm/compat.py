@@ -14,8 +14,9 @@ SCHEDULER = (
     "cache_config", "connector", "deferred_waiting", "finished_recving_kv_req_ids", "finished_req_ids",
     "kv_cache_config", "kv_cache_manager", "kv_holding_waiting", "log_stats", "lora_config", "max_num_running_reqs",
     "max_num_scheduled_tokens", "num_lookahead_tokens", "policy", "requests", "reset_preempted_req_ids", "running",
-    "scheduler_config", "vllm_config", "waiting", "_free_request", "_free_request_blocks", "_inflight_prefills", "_pause_state",
-    "_preempt_request", "_set_kv_fetch_stage", "_update_request_with_output", "_update_waiting_for_remote_kv",
+    "scheduler_config", "vllm_config", "waiting", "_free_request", "_free_request_blocks", "_inflight_prefills",
+    "_pause_state", "_preempt_request", "_set_kv_fetch_stage", "_update_request_with_output",
+    "_update_waiting_for_remote_kv",
 )  # fmt: skip
 """Attributes of vLLM's scheduler."""
 KV_CACHE_MANAGER = (
