@@ -76,7 +76,8 @@ class RunConfig(Config):
     switch_probability: Share | None = None
     """Of the Markov router."""
     context_window: Annotated[int, Field(ge=8192)] = 131_072
-    """At which histories are compacted, in tokens; the paper's traces run to this on every model."""
+    """At which histories are compacted, in tokens; the paper's traces run to this on every model. Where the KV pool of
+    one instance is smaller, that is the window."""
     slo_scale: Positive = 1.0
     chunk_tokens: Annotated[int, Field(ge=64)] = 2048
     keeps_finished: bool = True

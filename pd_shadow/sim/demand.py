@@ -70,13 +70,16 @@ class NormalTraffic:
         return traffic.generate(self._profile, self._rate, seconds, self._rng)
 
 
-def sessions(config: RunConfig, seconds: float) -> list[Session]:
-    """The routed sessions of a run, the same for every approach and kind of cluster."""
+def sessions(config: RunConfig, seconds: float, most_tokens: int) -> list[Session]:
+    """The routed sessions of a run, the same for every approach and kind of cluster.
+
+    Histories are compacted before a call, output included, exceeds `most_tokens`, the smallest KV pool of the run: on
+    Gemma-7B the coding trace's longest do not fit into one H100.
+    """
     found = profile(config)
     rng = np.random.default_rng([config.seed, _SESSIONS])
-    return generate_sessions(
-        found, router(config), len(config.models), session_rate(config), seconds, rng, config.context_window
-    )
+    window = min(config.context_window, most_tokens)
+    return generate_sessions(found, router(config), len(config.models), session_rate(config), seconds, rng, window)
 
 
 def session_rate(config: RunConfig) -> float:

@@ -65,6 +65,11 @@ class KvPool:
         self._owners: dict[int, tuple[int, int]] = {}
 
     @property
+    def capacity_tokens(self) -> int:
+        """The longest request, prompt and output, that there can be room for."""
+        return self.blocks * BLOCK_TOKENS
+
+    @property
     def free_blocks(self) -> int:
         """Blocks that no request uses, cached ones included."""
         return len(self.cache)
@@ -80,12 +85,17 @@ class KvPool:
         return held if self.host is None else self.host.end_of(context, held)
 
     def reserve(self, context: int | None, reusable: int, total: int, now: float) -> Lease | None:
-        """Room for a request of `total` tokens, of which up to `reusable` may be found; None if there is none now."""
+        """Room for a request of `total` tokens, of which up to `reusable` may be found; None if there is none now.
+
+        Raises ValueError for one that the whole pool has no room for: it would wait for ever, and all behind it.
+        """
         found = self._contexts.get(context) if context is not None else None
         cached = min(found.tokens, reusable) if found is not None else 0
         kept = found.blocks[: -(-cached // BLOCK_TOKENS)] if found is not None else []
         needed = max(0, -(-total // BLOCK_TOKENS) - len(kept))
         if needed > len(self.cache) - len(kept):
+            if total > self.capacity_tokens:
+                raise ValueError(f"a request of {total} tokens does not fit into a KV pool of {self.capacity_tokens}")
             return None
         loaded = 0
         if context is not None:

@@ -108,7 +108,8 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
     ]
     traits = TRAITS[config.approach]
     shadowing = Shadowing(config.approach, traits, traits.gate_probability, config.policy.top_k)
-    drawn = demand.sessions(config, end)
+    most_tokens = min(engine.pool.capacity_tokens for served in deployments for engine in served.engines)
+    drawn = demand.sessions(config, end, most_tokens)
     measured = range(sum(session.arrival < begin for session in drawn), len(drawn))
     agents = Agents(clock, deployments, shadowing, SwitchPrior(), drawn, measured)
     engines = [(served.hardware.gpus, engine) for served in deployments for engine in served.engines]
