@@ -99,10 +99,13 @@ def router(config: RunConfig) -> Router:
             if config.switch_probability is None:
                 raise ValueError("switch_probability: needed with router: markov, 0 to 1")
             return MarkovRouter(config.switch_probability)
-    columns = stand_ins(tuple(model(each).name for each in config.models))
-    if name is RouterName.DEFAULT:
-        return CalibratedRouter(profile(config), columns)
-    return MatrixRouter(columns, Policy(name.value))
+    try:
+        columns = stand_ins(tuple(model(each).name for each in config.models))
+        if name is RouterName.DEFAULT:
+            return CalibratedRouter(profile(config), columns)
+        return MatrixRouter(columns, Policy(name.value))
+    except ValueError as error:
+        raise ValueError(f"router: {name.value} cannot route these models, random and markov can ({error})") from error
 
 
 def _named(key: str, name: str, among: Mapping[str, T]) -> T:

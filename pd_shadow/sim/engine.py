@@ -126,14 +126,6 @@ class Engine:
         """Prefill time of a prompt token on this instance by itself."""
         return self._seconds_per_token
 
-    @property
-    def decoding(self) -> int:
-        return len(self._decodes)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def submit(self, request: Request, now: float) -> None:
         """A request arrives to be prefilled."""
         self._waiting.append(request)
