@@ -192,8 +192,9 @@ class KvPool:
         self.cache.free_unhashed(dropped)
 
     def _note_evictions(self) -> None:
-        for block in self.cache.drain_evicted():
-            owner = self._owners.get(block)
+        owners = self._owners
+        for block in [evicted for evicted in self.cache.drain_evicted() if evicted in owners]:
+            owner = owners.get(block)
             if owner is None:
                 continue
             context, place = owner
@@ -203,7 +204,7 @@ class KvPool:
                 self.host.spill(context, left, found.tokens)
             lost = found.blocks[place:]
             for gone in lost:
-                del self._owners[gone]
+                del owners[gone]
             # Those behind it that were not taken yet are of no use without it.
             behind = [gone for gone in lost[1:] if gone in self.cache]
             for gone in behind:
