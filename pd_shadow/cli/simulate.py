@@ -1,12 +1,14 @@
 """`pd-shadow simulate`."""
 
 import csv
+import importlib.util
 import json
 import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,9 @@ from pd_shadow.cli import rig
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from pd_shadow.sim.config import RunConfig
     from pd_shadow.sim.figures.base import Figure, Row, Scale
+    from pd_shadow.sim.simulation import RunResult
 
 FIGURES = (
     "4", "8d", "9a", "9c", "9d", "9e", "9f", "9g", "15a", "15b", "15c", "15d", "15e", "15f", "15g", "15h",
@@ -96,10 +100,18 @@ def simulate(
     rig.check_figures_file(json_file)
     if csv_file is not None and not csv_file.parent.is_dir():
         raise click.UsageError(f"--csv: {csv_file.parent} is not a directory")
+    if seconds is not None and not math.isfinite(seconds):
+        raise click.UsageError(f"--seconds: {seconds} is no duration")
+    if plot_folder is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot needs the extra plot: pip install 'pd-shadow[plot]'")
+    if dask is not None and importlib.util.find_spec("distributed") is None:
+        raise click.UsageError("--dask needs the extra dask: pip install 'pd-shadow[dask]'")
     if bool(presets) == (config_file is not None):
         raise click.UsageError("give --preset (one of the paper's figures) or --config (a run of your own)")
     if what_if and config_file is None:
         raise click.UsageError("--what-if: needs --config, the cluster and workload in question")
+    if config_file is not None and (windows or pairs):
+        raise click.UsageError("--window, --pairs: only with --preset; a configuration has `window` and `models`")
     from pd_shadow.common.config import ConfigError
     from pd_shadow.perf.energy import HIGH_IDLE, LOW_IDLE
     from pd_shadow.sim.figures.base import Scale
@@ -115,16 +127,37 @@ def simulate(
     except (ConfigError, ValueError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
+    _check_folder("--folder", folder)
+    if plot_folder is not None:
+        _check_folder("--plot", plot_folder)
     console = Console()
-    rows = _run(figures, folder, _executor(dask, jobs), console, LOW_IDLE if idle_watts == "75" else HIGH_IDLE)
+    results = _run(figures, folder, _executor(dask, jobs), console)
+    power = LOW_IDLE if idle_watts == "75" else HIGH_IDLE
+    rows = [row for figure in figures for row in figure.rows(results, power)]
     for figure in figures:
         console.print(_table(figure, rows))
-    _write(rows, json_file, csv_file)
-    if plot_folder is not None:
-        from pd_shadow.sim import plots
+    overloaded = sum(result.overloaded for result in results.values())
+    if overloaded:
+        console.print(f"{overloaded} of {len(results)} runs were overloaded and given up; what ended in them counts.")
+    try:
+        _write(rows, json_file, csv_file)
+        if plot_folder is not None:
+            from pd_shadow.sim import plots
 
-        for file in plots.draw(figures, rows, plot_folder):
-            console.print(f"Plot: {file}", markup=False)
+            for file in plots.draw(figures, rows, plot_folder):
+                console.print(f"Plot: {file}", markup=False)
+    except OSError as error:
+        click.echo(f"error: {error}; the results are in {folder}, start again to write them", err=True)
+        sys.exit(1)
+
+
+def _check_folder(option: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"{option}: {folder}: {os.strerror(error.errno or 0)}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.UsageError(f"{option}: {folder} is not writable")
 
 
 def _figures(presets: Sequence[str], config_file: Path | None, what_if: bool, scale: "Scale") -> list["Figure"]:
@@ -132,22 +165,22 @@ def _figures(presets: Sequence[str], config_file: Path | None, what_if: bool, sc
     from pd_shadow.sim.config import RunConfig
     from pd_shadow.sim.figures import own
     from pd_shadow.sim.figures.catalogue import figure_named
+    from pd_shadow.sim.simulation import check
 
     if config_file is None:
-        return [figure_named(name, scale) for name in presets]
-    run = config.load(RunConfig, config_file)
+        return [figure_named(name, scale) for name in dict.fromkeys(presets)]
+    try:
+        run = config.load(RunConfig, config_file)
+        check(run)
+    except ValueError as error:
+        raise config.ConfigError(f"{config_file}: {error}") from error
     return [own.what_if(run, scale) if what_if else own.comparison(run, scale)]
 
 
 def _executor(dask: str | None, jobs: int | None) -> "AbstractContextManager[Executor]":
     from pd_shadow.sim import runner
 
-    if dask is None:
-        return runner.local(jobs or os.cpu_count() or 1)
-    try:
-        return runner.on_dask(dask)
-    except ImportError as error:
-        raise click.ClickException(f"--dask needs the extra dask: pip install 'pd-shadow[dask]' ({error})") from error
+    return runner.local(jobs or os.cpu_count() or 1) if dask is None else runner.on_dask(dask)
 
 
 def _run(
@@ -155,8 +188,7 @@ def _run(
     folder: Path,
     executor: "AbstractContextManager[Executor]",
     console: Console,
-    power: Any,
-) -> list["Row"]:
+) -> "Mapping[RunConfig, RunResult]":
     from pd_shadow.sim import runner
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -167,14 +199,16 @@ def _run(
     )  # fmt: skip
     try:
         with bar, executor as workers:
-            results = runner.execute(configs, folder, workers, _Bar(bar))
+            return runner.execute(configs, folder, workers, _Bar(bar))
     except KeyboardInterrupt:
         click.echo(f"interrupted; what is finished is in {folder}, start again to go on", err=True)
         sys.exit(130)
-    except (OSError, ValueError) as error:
-        click.echo(f"error: {error}", err=True)
+    except BrokenExecutor:
+        click.echo("error: a process that ran simulations was killed, perhaps for memory; try fewer --jobs", err=True)
         sys.exit(1)
-    return [row for figure in figures for row in figure.rows(results, power)]
+    except (OSError, ValueError, MemoryError) as error:
+        click.echo(f"error: {error or 'out of memory; try fewer --jobs'}", err=True)
+        sys.exit(1)
 
 
 class _Bar:
@@ -203,7 +237,7 @@ def _table(figure: "Figure", rows: Sequence["Row"]) -> Table:
             table.add_row(
                 row.setting if row.setting != last else "",
                 row.metric.replace("_", " "),
-                f"{row.ours:.1f}",
+                "-" if math.isnan(row.ours) else f"{row.ours:.1f}",
                 "-" if math.isnan(row.se) else f"{row.se:.1f}",
                 "-" if row.paper is None else f"{row.paper:.1f}",
                 str(row.runs),

@@ -1,5 +1,6 @@
 """How much normal traffic a model's instances carry: the rate at which 90 % of requests meet both SLOs (paper 5.1)."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -29,12 +30,12 @@ class Capacity(NamedTuple):
 
 
 class Capacities:
-    """Capacities found so far, kept in a file."""
+    """Capacities found so far, kept in a file; they are found anew where it cannot be read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._known: dict[str, Capacity] = {}
-        if file.exists():
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             self._known = {key: Capacity(*value) for key, value in json.loads(file.read_text()).items()}
 
     def has(self, config: RunConfig, name: str) -> bool:

@@ -108,8 +108,8 @@ def metrics(power: PowerModel) -> list[Metric]:
         Metric("switch_hit_rate", lambda pair: hit_rate(two for _, two in pair.switches)),
         Metric(
             "energy_per_good_request_increase",
-            lambda pair: (
-                100 * (energy_per_good_request(pair.other, power) / energy_per_good_request(pair.base, power) - 1)
+            lambda pair: _increase(
+                energy_per_good_request(pair.base, power), energy_per_good_request(pair.other, power)
             ),
         ),
         Metric(
@@ -118,7 +118,7 @@ def metrics(power: PowerModel) -> list[Metric]:
         ),
         Metric(
             "prefill_throughput_increase",
-            lambda pair: 100 * (prefill_throughput(pair.other) / prefill_throughput(pair.base) - 1),
+            lambda pair: _increase(prefill_throughput(pair.base), prefill_throughput(pair.other)),
         ),
         Metric("unused_shadow_tokens", unused_shadow),
     ]
@@ -139,6 +139,10 @@ def spread(values: Iterable[float]) -> Spread:
         return Spread(math.nan, math.nan, 0)
     error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
     return Spread(statistics.fmean(known), error, len(known))
+
+
+def _increase(before: float, after: float) -> float:
+    return 100 * (after / before - 1) if before else math.nan
 
 
 def _task_time_reduction(pair: Pair) -> float:

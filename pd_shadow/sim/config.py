@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,7 +23,7 @@ class Mode(StrEnum):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PolicySettings(Config):
@@ -36,8 +36,8 @@ class PolicySettings(Config):
     window_seconds: Positive = WINDOW_SECONDS
     minimum_tokens: Annotated[int, Field(ge=1)] = MINIMUM_TOKENS
     cap_share: Share = CAP_SHARE
-    cold_seconds: Annotated[float, Field(ge=0)] = COLD_SECONDS
-    stale_seconds: Annotated[float, Field(ge=0)] | None = None
+    cold_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = COLD_SECONDS
+    stale_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Normal cached blocks idle for longer are reused before shadow ones, 0: never; None: as the approach has it."""
     top_k: Annotated[int, Field(ge=1)] | None = None
 
@@ -51,7 +51,8 @@ class HardwareSettings(Config):
     """Host tier. The paper finds 64, 128 and 256 to give the same."""
     host_gb_per_second: Positive = 25.0
     """Loads over PCIe; swept from 8 to 64 in the paper."""
-    tensor_parallel_factor: Annotated[int, Field(ge=1, le=8)] = 1
+    tensor_parallel_factor: Literal[1, 2, 4, 8] = 1
+    """Times the model's own degree, to 8 at most."""
 
 
 class RunConfig(Config):
@@ -67,7 +68,7 @@ class RunConfig(Config):
     """Per model."""
     prefill_instances: Annotated[int, Field(ge=1, le=63)] | None = None
     """Of `instances`; None looks for the split with the highest capacity (appendix B)."""
-    load: Positive = 0.7
+    load: Annotated[float, Field(gt=0, le=10)] = 0.7
     """ρ: normal traffic, relative to the cluster's own capacity at the peak hour."""
     window: str = "peak"
     normal: str = "azure-conversation"
@@ -80,12 +81,13 @@ class RunConfig(Config):
     switch_probability: Share | None = None
     """Of the Markov router."""
     context_window: Annotated[int, Field(ge=8192)] = 131_072
-    """At which histories are compacted, in tokens; the paper's traces run to this on every model."""
+    """At which histories are compacted, in tokens; the paper's traces run to this on every model. Where the KV pool of
+    one instance is smaller, that is the window."""
     slo_scale: Positive = 1.0
     chunk_tokens: Annotated[int, Field(ge=64)] = 2048
     keeps_finished: bool = True
     """Whether normal requests that have ended stay cached until their blocks are taken, although nothing hits them."""
-    warm_up_seconds: Annotated[float, Field(ge=0)] = 120.0
+    warm_up_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     seconds: Positive = 600.0
     """Sessions that start in this time after the warm-up are measured, to their ends."""
     policy: PolicySettings = PolicySettings()

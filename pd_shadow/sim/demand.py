@@ -98,13 +98,16 @@ def _recorded(path: Path) -> list[NormalRequest]:
     return read_trace(path)
 
 
-def sessions(config: RunConfig, seconds: float) -> list[Session]:
-    """The routed sessions of a run, the same for every approach and kind of cluster."""
+def sessions(config: RunConfig, seconds: float, most_tokens: int) -> list[Session]:
+    """The routed sessions of a run, the same for every approach and kind of cluster.
+
+    Histories are compacted before a call, output included, exceeds `most_tokens`, the smallest KV pool of the run: on
+    Gemma-7B the coding trace's longest do not fit into one H100.
+    """
     found = profile(config)
     rng = np.random.default_rng([config.seed, _SESSIONS])
-    return generate_sessions(
-        found, router(config), len(config.models), session_rate(config), seconds, rng, config.context_window
-    )
+    window = min(config.context_window, most_tokens)
+    return generate_sessions(found, router(config), len(config.models), session_rate(config), seconds, rng, window)
 
 
 def session_rate(config: RunConfig) -> float:
@@ -124,10 +127,13 @@ def router(config: RunConfig) -> Router:
             if config.switch_probability is None:
                 raise ValueError("switch_probability: needed with router: markov, 0 to 1")
             return MarkovRouter(config.switch_probability)
-    columns = stand_ins(tuple(model(each).name for each in config.models))
-    if name is RouterName.DEFAULT:
-        return CalibratedRouter(profile(config), columns)
-    return MatrixRouter(columns, Policy(name.value))
+    try:
+        columns = stand_ins(tuple(model(each).name for each in config.models))
+        if name is RouterName.DEFAULT:
+            return CalibratedRouter(profile(config), columns)
+        return MatrixRouter(columns, Policy(name.value))
+    except ValueError as error:
+        raise ValueError(f"router: {name.value} cannot route these models, random and markov can ({error})") from error
 
 
 def _named(key: str, name: str, among: Mapping[str, T]) -> T:

@@ -133,11 +133,6 @@ class Deployment(ABC):
             entry = self._place(request.context, request.prompt, request.reusable, request.warmed)
         entry.submit(request, now)
 
-    def warm(self, session: int) -> int:
-        """Tokens that a call would find where it is likely to go."""
-        bound = self._bound.get(session)
-        return 0 if bound is None else bound.pool.reach(session)
-
     # Shadow work.
 
     def shadow(self, session: int, target: int, probability: float, now: float) -> None:

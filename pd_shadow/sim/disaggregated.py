@@ -25,10 +25,13 @@ class DecodeSide(Inbound):
             bytes_per_token=hardware.model.kv_bytes_per_token,
             held=held,
         )
+        self._clock = clock
         # Tokens reserved or waiting, which tells instances apart.
         self.load = 0
         self._bytes_per_token = hardware.model.kv_bytes_per_token
         self._sequences = hardware.limits.sequences
+        self._host_bytes_per_second = hardware.limits.host_bytes_per_second
+        self._host_free_at = 0.0
         self._accepted = 0
         self._waiting: deque[tuple[Request, Engine]] = deque()
 
@@ -58,11 +61,19 @@ class DecodeSide(Inbound):
     def _fetch(self, request: Request, source: Engine, lease: Lease, tokens: int, now: float) -> None:
         sent, request.lease = request.lease, lease
         assert sent is not None
+        loaded_at = now
+        if lease.loaded and not request.warmed:
+            begin = max(now, self._host_free_at)
+            self._host_free_at = begin + lease.loaded * self._bytes_per_token / self._host_bytes_per_second
+            loaded_at = self._host_free_at
 
         def arrived(at: float) -> None:
             source.pool.release(sent, request.context, request.prompt, at)
             source.poke(at)
-            self.engine.join(request, at)
+            if loaded_at > at:
+                self._clock.at(loaded_at, lambda later: self.engine.join(request, later))
+            else:
+                self.engine.join(request, at)
 
         self.link.normal(tokens * self._bytes_per_token, now, arrived)
 

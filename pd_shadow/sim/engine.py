@@ -27,6 +27,8 @@ ROOM_SECONDS = 1.0
 # Jobs that an iteration tries: the first may lack what a shorter context fits into.
 JOBS_TRIED = 4
 
+_NO_WORK = Budget.refused(StepReason.NO_WORK)
+
 
 @dataclass(frozen=True)
 class EngineLimits:
@@ -126,14 +128,6 @@ class Engine:
         """Prefill time of a prompt token on this instance by itself."""
         return self._seconds_per_token
 
-    @property
-    def decoding(self) -> int:
-        return len(self._decodes)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def submit(self, request: Request, now: float) -> None:
         """A request arrives to be prefilled."""
         self._waiting.append(request)
@@ -160,7 +154,8 @@ class Engine:
 
     def poke(self, now: float) -> None:
         """Memory may have become free."""
-        self._interrupt(now)
+        if self._waiting or self.shadow:
+            self._interrupt(now)
 
     # Iterations.
 
@@ -179,7 +174,9 @@ class Engine:
         """How many iterations of the run have begun by now."""
         decodes, kv = len(self._decodes), self._decode_kv
         elapsed = now - self._run_started
-        low, high = 1, self._run_length
+        # None is shorter than the first.
+        most = int(elapsed / self._latency.decode_run(decodes, kv, 1)) + 2
+        low, high = 1, min(most, self._run_length)
         while low < high:
             middle = (low + high) // 2
             if self._latency.decode_run(decodes, kv, middle) >= elapsed:
@@ -195,8 +192,9 @@ class Engine:
             self._prefills.append(heapq.heappop(self._loading)[2])
         parts = self._chunks(now)
         decodes = len(self._decodes)
-        if not parts and not self.shadow and decodes:
-            self._start_run(now)
+        if not parts and not self.shadow:
+            if decodes:
+                self._start_run(now)
             return
         tokens, pairs = 0, 0.0
         for request, chunk in parts:
@@ -204,7 +202,7 @@ class Engine:
             pairs += chunk * (request.computed + chunk / 2)
         work = StepWork(tokens, pairs, decodes, self._decode_kv)
         slices: list[Slice] = []
-        budget = Budget.refused(StepReason.NO_WORK)
+        budget = _NO_WORK
         total = work
         if self.shadow and now >= self._look_at:
             budget, slices, total = self._shadow_chunks(now, work, parts)
@@ -216,7 +214,7 @@ class Engine:
             return
         seconds = self._latency.seconds(total)
         stretch = seconds - (self._latency.seconds(work) if work.tokens else 0.0) if slices else 0.0
-        self._account(total, seconds, sum(part.tokens for part in slices))
+        self._account(total, seconds, sum(part.tokens for part in slices) if slices else 0)
         self.usage.prefill_tokens += tokens
         self._running = True
         self._run_length = 1
@@ -333,12 +331,11 @@ class Engine:
         return running
 
     def _sleep(self, now: float) -> None:
-        """Nothing to run: until something arrives, or until shadow work may find room."""
-        if self.shadow:
-            self._version += 1
-            version = self._version
-            wake = max(self._look_at, now + ROOM_SECONDS)
-            self._clock.at(wake, lambda at: self._next(at) if version == self._version and not self._running else None)
+        """Only shadow work, and none that can run: until something arrives, or until it may find room."""
+        self._version += 1
+        version = self._version
+        wake = max(self._look_at, now + ROOM_SECONDS)
+        self._clock.at(wake, lambda at: self._next(at) if version == self._version and not self._running else None)
 
     def _start_run(self, now: float, most: int | None = None) -> None:
         """Decode-only iterations until the first decode ends; at most so many when shadow work is to be looked at."""

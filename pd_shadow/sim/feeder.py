@@ -58,11 +58,13 @@ class Feeder:
         """The account so far."""
         return Normal(self._requests, self._good, self._ttft, self._tpot)
 
-    def _refill(self) -> None:
-        while not self._next:
-            self._next = list(reversed(self._draw(SLAB_SECONDS)))
-            self._base, self._offset = self._offset, self._offset + SLAB_SECONDS
-        self._clock.at(self._base + self._next[-1].arrival, self._send)
+    def _refill(self, now: float = 0.0) -> None:
+        self._next = list(reversed(self._draw(SLAB_SECONDS)))
+        self._base, self._offset = self._offset, self._offset + SLAB_SECONDS
+        if self._next:
+            self._clock.at(self._base + self._next[-1].arrival, self._send)
+        else:
+            self._clock.at(self._offset, self._refill)
 
     def _send(self, now: float) -> None:
         given = self._next.pop()
@@ -78,7 +80,7 @@ class Feeder:
         if self._next:
             self._clock.at(self._base + self._next[-1].arrival, self._send)
         else:
-            self._refill()
+            self._refill(now)
 
     def _ended(self, request: Request, now: float) -> None:
         self._good += request.meets_slo

@@ -64,6 +64,11 @@ class KvPool:
         self._owners: dict[int, tuple[int, int]] = {}
 
     @property
+    def capacity_tokens(self) -> int:
+        """The longest request, prompt and output, that there can be room for."""
+        return self.blocks * BLOCK_TOKENS
+
+    @property
     def free_blocks(self) -> int:
         """Blocks that no request uses, cached ones included."""
         return len(self.cache)
@@ -79,12 +84,17 @@ class KvPool:
         return held if self.host is None else self.host.end_of(context, held)
 
     def reserve(self, context: int | None, reusable: int, total: int, now: float) -> Lease | None:
-        """Room for a request of `total` tokens, of which up to `reusable` may be found; None if there is none now."""
+        """Room for a request of `total` tokens, of which up to `reusable` may be found; None if there is none now.
+
+        Raises ValueError for one that the whole pool has no room for: it would wait for ever, and all behind it.
+        """
         found = self._contexts.get(context) if context is not None else None
         cached = min(found.tokens, reusable) if found is not None else 0
         kept = found.blocks[: -(-cached // BLOCK_TOKENS)] if found is not None else []
         needed = max(0, -(-total // BLOCK_TOKENS) - len(kept))
         if needed > len(self.cache) - len(kept):
+            if total > self.capacity_tokens:
+                raise ValueError(f"a request of {total} tokens does not fit into a KV pool of {self.capacity_tokens}")
             return None
         loaded = 0
         if context is not None:
@@ -181,8 +191,9 @@ class KvPool:
         self.cache.free_unhashed(dropped)
 
     def _note_evictions(self) -> None:
-        for block in self.cache.drain_evicted():
-            owner = self._owners.get(block)
+        owners = self._owners
+        for block in [evicted for evicted in self.cache.drain_evicted() if evicted in owners]:
+            owner = owners.get(block)
             if owner is None:
                 continue
             context, place = owner
@@ -192,7 +203,7 @@ class KvPool:
                 self.host.spill(context, left, found.tokens)
             lost = found.blocks[place:]
             for gone in lost:
-                del self._owners[gone]
+                del owners[gone]
             # Those behind it that were not taken yet are of no use without it.
             behind = [gone for gone in lost[1:] if gone in self.cache]
             for gone in behind:

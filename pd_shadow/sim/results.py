@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from pd_shadow.sim.simulation import InstanceUsage, RunResult
 
 FORMAT = 1
 """Raised whenever an older result no longer means the same."""
-_DIGITS = 6
 
 
 def key(config: RunConfig) -> str:
@@ -42,7 +42,7 @@ def load(folder: Path, config: RunConfig) -> RunResult | None:
     try:
         with gzip.open(path(folder, config), "rt") as file:
             return _from_data(json.load(file))
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
 
 
@@ -51,7 +51,7 @@ def _as_data(result: RunResult) -> dict[str, Any]:
     return {
         **{name: getattr(result, name) for name in _PLAIN},
         "config": result.config.model_dump(mode="json"),
-        "calls": {name: _rounded(column) for name, column in zip(CallRecord._fields, columns, strict=True)},
+        "calls": dict(zip(CallRecord._fields, columns, strict=True)),
         "normal": asdict(result.normal),
         "instances": [asdict(instance) for instance in result.instances],
     }
@@ -74,7 +74,3 @@ def _from_data(data: dict[str, Any]) -> RunResult:
 _PLAIN = (
     "good_calls", "lasted", "events", "overloaded", "normal_link_bytes", "shadow_link_bytes",
 )  # fmt: skip
-
-
-def _rounded(column: Any) -> list[Any]:
-    return [round(value, _DIGITS) if isinstance(value, float) else value for value in column]

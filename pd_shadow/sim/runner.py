@@ -1,5 +1,7 @@
 """Many runs: over the cores of this machine or the workers of a cluster, each result kept as soon as it is there."""
 
+import multiprocessing
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -30,7 +32,8 @@ def execute(
 ) -> dict[RunConfig, RunResult]:
     """The result of every configuration, computed unless `folder` has it.
 
-    Raises what a run raises; results that were there by then are kept.
+    Raises what a run raises; results that were there by then are kept. What is still to run is left to whoever owns the
+    executor, as `local` and `on_dask` do.
     """
     wanted = list(dict.fromkeys(configs))
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,36 +45,48 @@ def execute(
     for _ in range(len(wanted) - len(missing)):
         progress.advance()
     futures = {executor.submit(_run, config, _capacities_of(config, capacities)): config for config in missing}
-    try:
-        for future in as_completed(futures):
-            result = future.result()
-            results.save(folder, result)
-            found[futures[future]] = result
-            progress.advance()
-    finally:
-        for future in futures:
-            future.cancel()
+    for future in as_completed(futures):
+        result = future.result()
+        results.save(folder, result)
+        found[futures[future]] = result
+        progress.advance()
     return {config: result for config, result in found.items() if result is not None}
 
 
 @contextmanager
 def local(processes: int) -> Iterator[Executor]:
-    """Processes of this machine. Interrupted, it waits for the runs in flight at most."""
-    with ProcessPoolExecutor(processes) as executor:
+    """Processes of this machine. Interrupted, or when a run fails, it ends the runs in flight."""
+    before = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(processes, initializer=_take_signals_from_parent) as executor:
         try:
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - before:
+                worker.terminate()
             raise
 
 
 @contextmanager
 def on_dask(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster. Raises ImportError without Dask, OSError when nobody answers at the address."""
-    from distributed import Client
+    """The workers of a Dask cluster.
+
+    Raises ImportError without Dask, ValueError for what is no address, OSError when nobody answers at the address or
+    workers keep dying.
+    """
+    from distributed import Client, KilledWorker
 
     with Client(address) as client:  # type: ignore[no-untyped-call]
-        yield client.get_executor()
+        try:
+            yield client.get_executor()
+        except KilledWorker as error:
+            raise OSError(f"workers of {address} died of a run: {error}") from error
+
+
+def _take_signals_from_parent() -> None:
+    """Ctrl-C reaches every process of the terminal's group: workers leave it to their parent, which ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(config: RunConfig, capacities: Sequence[Capacity]) -> RunResult:
@@ -96,10 +111,6 @@ def _find_capacities(
         return
     progress.stage("Finding capacities", len(missing))
     futures = {executor.submit(find, config, name): (config, name) for config, name in missing}
-    try:
-        for future in as_completed(futures):
-            capacities.add(*futures[future], future.result())
-            progress.advance()
-    finally:
-        for future in futures:
-            future.cancel()
+    for future in as_completed(futures):
+        capacities.add(*futures[future], future.result())
+        progress.advance()

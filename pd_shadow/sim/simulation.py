@@ -23,8 +23,9 @@ from pd_shadow.sim.engine import EngineLimits, Usage
 from pd_shadow.sim.feeder import Feeder, Normal
 from pd_shadow.sim.sessions import Agents, CallRecord, Shadowing
 
-# A run that takes so many times the measured time to drain is overloaded.
+# A run that takes so many times the measured time to drain is overloaded; tools take their time in short ones, too.
 LONGEST_DRAIN = 6.0
+LEAST_DRAIN_SECONDS = 600.0
 GB = 1e9
 
 
@@ -54,6 +55,18 @@ class RunResult:
     events: int
     # Whether measured sessions were still running when the run was given up.
     overloaded: bool
+
+
+def check(config: RunConfig) -> None:
+    """Raises ValueError, naming the field, for names that no catalogue has and models that do not go together."""
+    for name in config.models:
+        try:
+            hardware(config, name).pool()
+        except ValueError as error:
+            raise ValueError(f"models: {error}") from error
+    demand.profile(config)
+    demand.window_load(config)
+    demand.router(config)
 
 
 def hardware(config: RunConfig, name: str) -> Hardware:
@@ -107,7 +120,8 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
     ]
     traits = TRAITS[config.approach]
     shadowing = Shadowing(config.approach, traits, traits.gate_probability, config.policy.top_k)
-    drawn = demand.sessions(config, end)
+    most_tokens = min(engine.pool.capacity_tokens for served in deployments for engine in served.engines)
+    drawn = demand.sessions(config, end, most_tokens)
     measured = range(sum(session.arrival < begin for session in drawn), len(drawn))
     agents = Agents(clock, deployments, shadowing, SwitchPrior(), drawn, measured)
     engines = [(served.hardware.gpus, engine) for served in deployments for engine in served.engines]
@@ -115,7 +129,7 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
     at_end: list[Usage] = []
     clock.at(begin, lambda now: at_begin.extend(replace(engine.usage) for _, engine in engines))
     clock.at(end, lambda now: at_end.extend(replace(engine.usage) for _, engine in engines))
-    limit = end + LONGEST_DRAIN * config.seconds
+    limit = end + max(LEAST_DRAIN_SECONDS, LONGEST_DRAIN * config.seconds)
     clock.run(lambda: clock.now > end and (not agents.left or clock.now > limit))
     links = [link for served in deployments if isinstance(served, Disaggregated) for link in served.links]
     return RunResult(

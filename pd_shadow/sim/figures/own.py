@@ -24,7 +24,12 @@ def comparison(config: RunConfig, scale: Scale) -> Figure:
 
 
 def what_if(config: RunConfig, scale: Scale) -> Figure:
-    """Every approach, colocated and disaggregated; each against No Shadow on its own kind of cluster."""
+    """Every approach, colocated and disaggregated; each against No Shadow on its own kind of cluster.
+
+    Raises ValueError where there are too few instances for both kinds.
+    """
+    if config.instances < 2:
+        raise ValueError("instances: 2 at least for --what-if, which compares disaggregated clusters, too")
     settings = []
     for mode in Mode:
         for approach in Approach:

@@ -45,7 +45,7 @@ def test_a_request_waits_for_room_and_takes_nothing_meanwhile() -> None:
     served(kv, SESSION, 2 * B, 0.0)
     held = kv.reserve(None, 0, 2 * B, 1.0)
     assert held is not None
-    assert kv.reserve(SESSION, 2 * B, 5 * B, 2.0) is None
+    assert kv.reserve(SESSION, 2 * B, 3 * B, 2.0) is None
     assert kv.tokens(SESSION) == 2 * B
     kv.release(held, None, 2 * B, 3.0)
     assert kv.free_blocks == 4
