@@ -52,8 +52,8 @@ def serve(engine: Engine, clock: Clock, given: Sequence[Given]) -> list[Request]
 
 
 MODELS = ("Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct")
-RATES = {MODELS[0]: 6.0, MODELS[1]: 2.0}
-"""Normal requests per second on two instances: a quarter of what they carry."""
+RATES = {MODELS[0]: 3.0, MODELS[1]: 1.0}
+"""Normal requests per second on two instances: an eighth of what they carry."""
 
 
 def tiny(**fields: object) -> RunConfig:
@@ -65,7 +65,7 @@ def tiny(**fields: object) -> RunConfig:
 def simulated(config: RunConfig) -> RunResult:
     """Its result, at RATES, one prefill instance unless configured."""
     split = (config.prefill_instances or 1) if config.mode is Mode.DISAGGREGATED else None
-    return run(config, [RATES.get(name, 2.0) for name in config.models], [split] * len(config.models))
+    return run(config, [RATES.get(name, 1.0) for name in config.models], [split] * len(config.models))
 
 
 @functools.cache
