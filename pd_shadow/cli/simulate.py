@@ -207,7 +207,7 @@ def _run(
         click.echo("error: a process that ran simulations was killed, perhaps for memory; try fewer --jobs", err=True)
         sys.exit(1)
     except (OSError, ValueError, MemoryError) as error:
-        click.echo(f"error: {error or 'out of memory; try fewer --jobs'}", err=True)
+        click.echo(f"error: {str(error) or 'out of memory; try fewer --jobs'}", err=True)
         sys.exit(1)
 
 

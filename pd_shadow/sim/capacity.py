@@ -59,8 +59,14 @@ def find(config: RunConfig, name: str) -> Capacity:
     splits: Sequence[int | None] = [config.prefill_instances]
     if config.mode is Mode.DISAGGREGATED and config.prefill_instances is None:
         splits = range(1, config.instances)
+    best: Capacity | None = None
     # With equal capacities more prefill instances: they are what prompts wait for.
-    return max((Capacity(_highest_rate(config, name, split), split) for split in splits), key=_better)
+    for split in reversed(splits):
+        rate = _highest_rate(config, name, split, 0.0 if best is None else best.rate)
+        if best is None or rate > best.rate:
+            best = Capacity(rate, split)
+    assert best is not None
+    return best
 
 
 def attainment(config: RunConfig, name: str, prefill_instances: int | None, rate: float) -> float:
@@ -70,7 +76,7 @@ def attainment(config: RunConfig, name: str, prefill_instances: int | None, rate
     end = WARM_UP_SECONDS + SECONDS
     feeder = Feeder(clock, served, NormalTraffic(config, rate, 0).draw, (WARM_UP_SECONDS, end))
     # What has not ended this long after the last arrival has missed its SLOs, or comes close enough to it.
-    clock.run(lambda: clock.now > 1.2 * end)
+    clock.run(lambda: clock.now > end and (not feeder.left or clock.now > 1.2 * end))
     return feeder.normal.attainment
 
 
@@ -85,7 +91,7 @@ def essence(config: RunConfig) -> RunConfig:
         normal=config.normal,
         normal_trace=config.normal_trace,
         chunk_tokens=config.chunk_tokens,
-        hardware=config.hardware,
+        hardware=config.hardware.without_host(),
     )
 
 
@@ -93,18 +99,15 @@ def _key(config: RunConfig, name: str) -> str:
     return f"{name} {hashlib.sha256(essence(config).model_dump_json().encode()).hexdigest()[:16]}"
 
 
-def _highest_rate(config: RunConfig, name: str, split: int | None) -> float:
+def _highest_rate(config: RunConfig, name: str, split: int | None, beaten: float) -> float:
+    """To PRECISION; a search that can no longer exceed `beaten` ends at once, with a lower rate than that."""
     low, high = 0.0, 4.0
     while attainment(config, name, split, high) >= ATTAINMENT:
         low, high = high, 2 * high
-    while high - low > PRECISION * high:
+    while high > beaten and high - low > PRECISION * high:
         middle = (low + high) / 2
         if attainment(config, name, split, middle) >= ATTAINMENT:
             low = middle
         else:
             high = middle
     return low
-
-
-def _better(capacity: Capacity) -> tuple[float, int]:
-    return capacity.rate, capacity.prefill_instances or 0

@@ -54,6 +54,13 @@ class HardwareSettings(Config):
     tensor_parallel_factor: Literal[1, 2, 4, 8] = 1
     """Times the model's own degree, to 8 at most."""
 
+    def without_host(self) -> Self:
+        """The same with a host tier as by default: equal for all that use none."""
+        default = type(self)()
+        return self.model_copy(
+            update={"host_gb_per_gpu": default.host_gb_per_gpu, "host_gb_per_second": default.host_gb_per_second}
+        )
+
 
 class RunConfig(Config):
     """A run is reproducible from its configuration, the seed in it."""

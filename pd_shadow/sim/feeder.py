@@ -41,6 +41,8 @@ class Feeder:
         draw: Callable[[float], Sequence[NormalRequest]],
         measured: tuple[float, float],
     ) -> None:
+        # Requests of the measured time that have not ended.
+        self.left = 0
         self._requests = 0
         self._good = 0
         self._ttft = 0.0
@@ -75,6 +77,7 @@ class Feeder:
         )  # fmt: skip
         if self._measured[0] <= now < self._measured[1]:
             self._requests += 1
+            self.left += 1
             request.done = self._ended
         deployment.submit(request, now)
         if self._next:
@@ -83,6 +86,7 @@ class Feeder:
             self._refill(now)
 
     def _ended(self, request: Request, now: float) -> None:
+        self.left -= 1
         self._good += request.meets_slo
         self._ttft += request.ttft
         self._tpot += request.tpot

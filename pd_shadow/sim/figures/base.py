@@ -8,7 +8,7 @@ from pd_shadow.perf.energy import PowerModel
 from pd_shadow.perf.models import PAIRS, ModelPair, Trace, pair
 from pd_shadow.policy.approach import Approach
 from pd_shadow.sim.compare import Metric, Pair, metrics, spread
-from pd_shadow.sim.config import RunConfig
+from pd_shadow.sim.config import PolicySettings, RunConfig
 from pd_shadow.sim.sessions import CallRecord
 from pd_shadow.sim.simulation import RunResult
 from pd_shadow.sim.workload.traffic import Window
@@ -133,6 +133,12 @@ def grid(scale: Scale, pairs: Iterable[ModelPair], **fields: object) -> list[Run
     return configs
 
 
-def against(configs: Iterable[RunConfig], approach: Approach = Approach.NO_SHADOW) -> list[tuple[RunConfig, RunConfig]]:
-    """Each run beside the same run of the baseline."""
-    return [(config.model_copy(update={"approach": approach}), config) for config in configs]
+def against(configs: Iterable[RunConfig]) -> list[tuple[RunConfig, RunConfig]]:
+    """Each run beside No Shadow's."""
+    return [(_baseline(config), config) for config in configs]
+
+
+def _baseline(config: RunConfig) -> RunConfig:
+    """What does nothing without shadow work and host tier is as by default, so that settings share the run."""
+    update = {"approach": Approach.NO_SHADOW, "policy": PolicySettings(), "hardware": config.hardware.without_host()}
+    return config.model_copy(update=update)

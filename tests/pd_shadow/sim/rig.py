@@ -1,5 +1,6 @@
-"""One simulated instance and requests for it."""
+"""One simulated instance and requests for it; small whole runs."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,9 +8,11 @@ from pd_shadow.perf.latency import IterationLatency
 from pd_shadow.perf.models import model
 from pd_shadow.policy.base import IterationController
 from pd_shadow.sim.clock import Clock
+from pd_shadow.sim.config import Mode, RunConfig
 from pd_shadow.sim.engine import Engine, EngineLimits
 from pd_shadow.sim.kv_pool import KvPool
 from pd_shadow.sim.request import Request, Slo
+from pd_shadow.sim.simulation import RunResult, run
 
 MODEL = model("Llama-3.1-8B-Instruct")
 LATENCY = IterationLatency(MODEL)
@@ -46,3 +49,26 @@ def serve(engine: Engine, clock: Clock, given: Sequence[Given]) -> list[Request]
         clock.at(request.arrived, lambda now, request=request: engine.submit(request, now))  # type: ignore[misc]
     clock.run(lambda: all(request.finished_at is not None for request in requests))
     return requests
+
+
+MODELS = ("Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct")
+RATES = {MODELS[0]: 3.0, MODELS[1]: 1.0}
+"""Normal requests per second on two instances: an eighth of what they carry."""
+
+
+def tiny(**fields: object) -> RunConfig:
+    """A run of a second or less."""
+    given = {"models": MODELS, "seconds": 20, "warm_up_seconds": 5, "instances": 2, "sessions_per_second": 0.3}
+    return RunConfig.model_validate({**given, **fields})
+
+
+def simulated(config: RunConfig) -> RunResult:
+    """Its result, at RATES, one prefill instance unless configured."""
+    split = (config.prefill_instances or 1) if config.mode is Mode.DISAGGREGATED else None
+    return run(config, [RATES.get(name, 1.0) for name in config.models], [split] * len(config.models))
+
+
+@functools.cache
+def outcome(**fields: object) -> RunResult:
+    """`simulated(tiny(...))`, once for all tests."""
+    return simulated(tiny(**fields))

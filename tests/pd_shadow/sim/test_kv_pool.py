@@ -51,6 +51,14 @@ def test_a_request_waits_for_room_and_takes_nothing_meanwhile() -> None:
     assert kv.free_blocks == 4
 
 
+def test_a_request_that_can_never_fit_is_an_error() -> None:
+    kv = pool(4)
+    assert kv.capacity_tokens == 4 * B
+    with pytest.raises(ValueError, match=f"a request of {4 * B + 1} tokens does not fit into a KV pool of {4 * B}"):
+        kv.reserve(SESSION, 0, 4 * B + 1, 0.0)
+    assert kv.reserve(SESSION, 0, 4 * B, 0.0) is not None
+
+
 def test_normal_work_evicts_the_shadow_first_and_from_its_end() -> None:
     kv = pool(8)
     served(kv, -2, 2 * B, 0.0)

@@ -1,0 +1,95 @@
+"""What a run is asked, from the names in its configuration."""
+
+import pytest
+
+from pd_shadow.sim import demand
+from pd_shadow.sim.demand import NormalTraffic
+from pd_shadow.sim.workload.matrix_routers import CalibratedRouter, MatrixRouter
+from pd_shadow.sim.workload.routers import MarkovRouter, RandomRouter
+
+from .rig import tiny
+
+WINDOW = 131_072
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("default", CalibratedRouter),
+        ("accuracy-per-cost", MatrixRouter),
+        ("max-accuracy", MatrixRouter),
+        ("random", RandomRouter),
+        ("markov", MarkovRouter),
+    ],
+)
+def test_routers_by_name(name: str, made: type) -> None:
+    assert isinstance(demand.router(tiny(router=name, switch_probability=0.1)), made)
+
+
+def test_a_markov_router_needs_its_probability() -> None:
+    with pytest.raises(ValueError, match=r"^switch_probability: needed with router: markov"):
+        demand.router(tiny(router="markov"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"router": "markof"}, "^router: unknown 'markof'; did you mean 'markov'"),
+        ({"models": ("L8", "Llama-9B")}, "^router: default cannot route.*unknown model 'Llama-9B'"),
+        ({"models": ("L8", "L8")}, "^router: default cannot route.*its stand-ins are taken"),
+    ],
+)
+def test_a_router_that_cannot_be(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        demand.router(tiny(**fields))
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"^trace: unknown 'xRoutBench'; did you mean 'xRouteBench'"):
+        demand.profile(tiny(trace="xRoutBench"))
+    with pytest.raises(ValueError, match=r"^window: unknown 'peek'; did you mean 'peak'.* Valid: peak, median, trough"):
+        demand.window_load(tiny(window="peek"))
+    with pytest.raises(ValueError, match=r"^normal: unknown 'burst'; did you mean 'burstgpt'"):
+        NormalTraffic(tiny(normal="burst"), 1.0, 0)
+
+
+def test_hours_differ_in_load() -> None:
+    loads = [demand.window_load(tiny(window=window)) for window in ("peak", "median", "trough")]
+    assert loads[0] == 1.0
+    assert loads == sorted(loads, reverse=True)
+
+
+def test_sessions_arrive_in_proportion_to_instances_unless_told() -> None:
+    four, eight = (demand.session_rate(tiny(instances=count, sessions_per_second=None)) for count in (4, 8))
+    assert eight == 2 * four
+    assert demand.session_rate(tiny(instances=8, sessions_per_second=0.01)) == 0.01
+    long = demand.session_rate(tiny(instances=4, sessions_per_second=None, trace="GHCP-coding"))
+    assert long < four
+
+
+def test_sessions_depend_on_the_seed_and_not_on_the_cluster() -> None:
+    here = demand.sessions(tiny(), 60, WINDOW)
+    assert here
+    assert demand.sessions(tiny(mode="colocated", approach="eager", load=0.1), 60, WINDOW) == here
+    assert demand.sessions(tiny(seed=1), 60, WINDOW) != here
+
+
+def test_histories_are_compacted_at_the_window_or_before_they_outgrow_a_pool() -> None:
+    def longest(most_tokens: int, **fields: object) -> int:
+        config = tiny(trace="GHCP-coding", sessions_per_second=0.5, **fields)
+        found = demand.sessions(config, 60, most_tokens)
+        return max(call.prompt_tokens + call.output_tokens for session in found for call in session.calls)
+
+    assert 40_000 < longest(10**9) <= WINDOW
+    assert longest(10**9, context_window=40_000) <= 40_000
+    assert longest(50_000) <= 50_000
+
+
+def test_each_model_has_traffic_of_its_own_and_equal_seeds_have_equal_traffic() -> None:
+    def drawn(model: int, **fields: object) -> list[object]:
+        traffic = NormalTraffic(tiny(**fields), 2.0, model)
+        return [*traffic.draw(30.0), *traffic.draw(30.0)]
+
+    assert drawn(0) == drawn(0, approach="eager", mode="colocated")
+    assert drawn(0) != drawn(1)
+    assert drawn(0) != drawn(0, seed=1)
