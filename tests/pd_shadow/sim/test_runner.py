@@ -15,7 +15,7 @@ from pd_shadow.sim.simulation import RunResult, run
 
 from .rig import MODELS, tiny
 
-CONFIGS = [tiny(sessions_per_second=0.1, approach=approach) for approach in ("no-shadow", "harvest-slo")]
+CONFIGS = [tiny(seconds=10, sessions_per_second=0.1, approach=approach) for approach in ("no-shadow", "harvest-slo")]
 # Far below what would be found: the less traffic, the faster.
 CAPACITIES = {MODELS[0]: Capacity(2.0, 1), MODELS[1]: Capacity(1.0, 1)}
 
