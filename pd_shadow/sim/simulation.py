@@ -67,6 +67,8 @@ def check(config: RunConfig) -> None:
     demand.profile(config)
     demand.window_load(config)
     demand.router(config)
+    # Reads a recording, and finds what is wrong with it.
+    demand.NormalTraffic(config, 1.0, 0)
 
 
 def hardware(config: RunConfig, name: str) -> Hardware:

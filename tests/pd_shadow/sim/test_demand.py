@@ -1,9 +1,12 @@
 """What a run is asked, from the names in its configuration."""
 
+from pathlib import Path
+
 import pytest
 
 from pd_shadow.sim import demand
 from pd_shadow.sim.demand import NormalTraffic
+from pd_shadow.sim.simulation import check
 from pd_shadow.sim.workload.matrix_routers import CalibratedRouter, MatrixRouter
 from pd_shadow.sim.workload.routers import MarkovRouter, RandomRouter
 
@@ -93,3 +96,22 @@ def test_each_model_has_traffic_of_its_own_and_equal_seeds_have_equal_traffic() 
     assert drawn(0) == drawn(0, approach="eager", mode="colocated")
     assert drawn(0) != drawn(1)
     assert drawn(0) != drawn(0, seed=1)
+
+
+def test_recorded_traffic_is_brought_to_the_rate_and_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:00:{second:02d}.0000000,{100 + second},7" for second in range(0, 40, 2)]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    drawn = NormalTraffic(tiny(normal_trace=str(file)), 5.0, 0).draw(100.0)
+    assert len(drawn) == pytest.approx(500, rel=0.1)
+    assert {request.prompt_tokens for request in drawn} == {100 + second for second in range(0, 40, 2)}
+    assert all(0 <= request.arrival < 100 for request in drawn)
+
+
+def test_a_recording_that_cannot_be_used_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0000000,-3,7\n")
+    with pytest.raises(ValueError, match=r"trace\.csv, line 2: .*ContextTokens"):
+        check(tiny(normal_trace=str(file)))
+    with pytest.raises(ValueError, match=r"nope\.csv"):
+        check(tiny(normal_trace=str(tmp_path / "nope.csv")))
