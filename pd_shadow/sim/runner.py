@@ -57,13 +57,16 @@ def execute(
 def local(processes: int) -> Iterator[Executor]:
     """Processes of this machine. Interrupted, or when a run fails, it ends the runs in flight."""
     before = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, initializer=_take_signals_from_parent) as executor:
+    # Spawned: a process forked beside other threads, gRPC's for instance, may never end.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _take_signals_from_parent) as executor:
         try:
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             for worker in set(multiprocessing.active_children()) - before:
-                worker.terminate()
+                # Not to be caught: they hold nothing that a kill could hurt.
+                worker.kill()
             raise
 
 

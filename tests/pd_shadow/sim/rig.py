@@ -1,8 +1,9 @@
 """One simulated instance and requests for it; small whole runs."""
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple
 
 from pd_shadow.perf.latency import IterationLatency
 from pd_shadow.perf.models import model
@@ -72,3 +73,22 @@ def simulated(config: RunConfig) -> RunResult:
 def outcome(**fields: object) -> RunResult:
     """`simulated(tiny(...))`, once for all tests."""
     return simulated(tiny(**fields))
+
+
+class Inline(Executor):
+    """Runs what is submitted at once; from the `fails_at`-th on it raises `error`."""
+
+    def __init__(self, fails_at: int | None = None, error: BaseException | None = None) -> None:
+        self.submitted: list[str] = []
+        self._fails_at = fails_at
+        self._error = error
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self._fails_at == len(self.submitted):
+            assert self._error is not None
+            future.set_exception(self._error)
+        else:
+            future.set_result(fn(*args, **kwargs))
+        self.submitted.append(fn.__name__)
+        return future

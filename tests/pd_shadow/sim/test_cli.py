@@ -1,5 +1,6 @@
 """`pd-shadow simulate` from the outside."""
 
+import contextlib
 import csv
 import json
 from concurrent.futures import BrokenExecutor
@@ -14,7 +15,7 @@ from pd_shadow.sim import results, runner, simulation
 from pd_shadow.sim.capacity import Capacities, Capacity
 from pd_shadow.sim.config import RunConfig
 
-from .rig import MODELS
+from .rig import MODELS, Inline
 
 RUN = {"models": list(MODELS), "seconds": 5, "warm_up_seconds": 1, "instances": 2, "sessions_per_second": 0.5}
 
@@ -154,7 +155,7 @@ def test_what_if_tells_every_approach_on_both_kinds_of_cluster(tmp_path: Path, f
 def test_overloaded_runs_are_told(tmp_path: Path, file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "LEAST_DRAIN_SECONDS", 1.0)
     monkeypatch.setattr(simulation, "LONGEST_DRAIN", 0.5)
-    monkeypatch.setattr(command, "_executor", lambda dask, jobs: runner.local(1))
+    monkeypatch.setattr(command, "_executor", lambda dask, jobs: contextlib.nullcontext(Inline()))
     result = invoke("--config", file, "--folder", folder, "--seeds", "1")
     assert result.exit_code == 0, result.output
     assert "2 of 2 runs were overloaded" in " ".join(result.output.split())

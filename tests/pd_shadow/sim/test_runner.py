@@ -1,10 +1,7 @@
 """Many runs: each once, kept as soon as it is there, on processes and on Dask."""
 
 import functools
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,30 +10,11 @@ from pd_shadow.sim.capacity import Capacities, Capacity
 from pd_shadow.sim.config import RunConfig
 from pd_shadow.sim.simulation import RunResult, run
 
-from .rig import MODELS, tiny
+from .rig import MODELS, Inline, tiny
 
 CONFIGS = [tiny(seconds=10, sessions_per_second=0.1, approach=approach) for approach in ("no-shadow", "harvest-slo")]
 # Far below what would be found: the less traffic, the faster.
 CAPACITIES = {MODELS[0]: Capacity(2.0, 1), MODELS[1]: Capacity(1.0, 1)}
-
-
-class Inline(Executor):
-    """Runs what is submitted at once; from the `fails_at`-th on it raises `error`."""
-
-    def __init__(self, fails_at: int | None = None, error: BaseException | None = None) -> None:
-        self.submitted: list[str] = []
-        self._fails_at = fails_at
-        self._error = error
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self._fails_at == len(self.submitted):
-            assert self._error is not None
-            future.set_exception(self._error)
-        else:
-            future.set_result(fn(*args, **kwargs))
-        self.submitted.append(fn.__name__)
-        return future
 
 
 class Told:
