@@ -13,6 +13,13 @@ from pd_shadow.sim.config import RunConfig
 from pd_shadow.sim.sessions import CallRecord
 from pd_shadow.sim.simulation import RunResult
 
+# Metrics that figures name.
+CALLS = "llm_call_latency_reduction"
+SWITCHES = "switch_call_latency_reduction"
+ENERGY = "energy_per_good_request_increase"
+COST = "token_cost_reduction"
+UNUSED = "unused_shadow_tokens"
+
 
 class Metric(NamedTuple):
     """One figure of merit. Values are in percent, or in percentage points where the name says so."""
@@ -99,15 +106,15 @@ def unused_shadow(pair: Pair) -> float:
 def metrics(power: PowerModel) -> list[Metric]:
     """All of them; `power` prices the energy."""
     return [
-        Metric("llm_call_latency_reduction", lambda pair: pair.reduction(lambda call: call.latency, pair.calls)),
-        Metric("switch_call_latency_reduction", lambda pair: pair.reduction(lambda call: call.latency, pair.switches)),
+        Metric(CALLS, lambda pair: pair.reduction(lambda call: call.latency, pair.calls)),
+        Metric(SWITCHES, lambda pair: pair.reduction(lambda call: call.latency, pair.switches)),
         Metric("switch_call_ttft_reduction", lambda pair: pair.reduction(lambda call: call.ttft, pair.switches)),
         Metric("task_time_reduction", _task_time_reduction),
-        Metric("token_cost_reduction", _token_cost_reduction),
+        Metric(COST, _token_cost_reduction),
         Metric("hit_rate", lambda pair: hit_rate(two for _, two in pair.calls)),
         Metric("switch_hit_rate", lambda pair: hit_rate(two for _, two in pair.switches)),
         Metric(
-            "energy_per_good_request_increase",
+            ENERGY,
             lambda pair: _increase(
                 energy_per_good_request(pair.base, power), energy_per_good_request(pair.other, power)
             ),
@@ -120,7 +127,7 @@ def metrics(power: PowerModel) -> list[Metric]:
             "prefill_throughput_increase",
             lambda pair: _increase(prefill_throughput(pair.base), prefill_throughput(pair.other)),
         ),
-        Metric("unused_shadow_tokens", unused_shadow),
+        Metric(UNUSED, unused_shadow),
     ]
 
 

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 
 from pd_shadow.perf.models import PAIRS, Trace
 from pd_shadow.policy.approach import Approach
+from pd_shadow.sim.compare import CALLS, ENERGY, UNUSED
 from pd_shadow.sim.config import Mode, PolicySettings, RunConfig
 from pd_shadow.sim.figures.base import Figure, Scale, Setting, against, grid, setups
 
-CALLS = "llm_call_latency_reduction"
-UNUSED = "unused_shadow_tokens"
-ENERGY = "energy_per_good_request_increase"
 _HOST, _ORACLE = Approach.HARVEST_SLO_HOST, Approach.ORACLE_HOST
 _ALL, _FIRST = "all targets", "top-1"
 # Appendix C.

@@ -1,12 +1,9 @@
 """Figures 8d, 16f and 16g: what disaggregation does for shadow prefill, and what it costs."""
 
 from pd_shadow.policy.approach import Approach
+from pd_shadow.sim.compare import CALLS, ENERGY, SWITCHES
 from pd_shadow.sim.config import HardwareSettings, Mode
 from pd_shadow.sim.figures.base import Figure, Scale, Setting, against, grid, pairs_of, setups
-
-CALLS = "llm_call_latency_reduction"
-SWITCHES = "switch_call_latency_reduction"
-ENERGY = "energy_per_good_request_increase"
 
 
 def figure_8d(scale: Scale) -> Figure:

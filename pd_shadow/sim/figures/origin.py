@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 from pd_shadow.perf.models import model
 from pd_shadow.policy.approach import Approach
+from pd_shadow.sim.compare import COST, SWITCHES
 from pd_shadow.sim.config import Mode, RunConfig
 from pd_shadow.sim.figures.base import Figure, Scale, Setting, against, grid, pairs_of
 from pd_shadow.sim.sessions import CallRecord
 
-LATENCY = "switch_call_latency_reduction"
-COST = "token_cost_reduction"
 _APPROACHES = (Approach.HARVEST_SLO, Approach.HARVEST_SLO_HOST, Approach.ORACLE_HOST)
 
 
@@ -26,29 +25,29 @@ class Bin(NamedTuple):
 
 # Section 5.5, over 283 pairs there.
 SIZES = (
-    Bin("below 15B", 0, 15e9, {LATENCY: 12.0, COST: 40.0}),
-    Bin("15B to 50B", 15e9, 50e9, {LATENCY: 4.0, COST: 37.0}),
-    Bin("above 50B", 50e9, math.inf, {LATENCY: 3.0, COST: 24.0}),
+    Bin("below 15B", 0, 15e9, {SWITCHES: 12.0, COST: 40.0}),
+    Bin("15B to 50B", 15e9, 50e9, {SWITCHES: 4.0, COST: 37.0}),
+    Bin("above 50B", 50e9, math.inf, {SWITCHES: 3.0, COST: 24.0}),
 )
 CONTEXTS = (
-    Bin("below 2K", 0, 2_000, {LATENCY: 0.7}),
+    Bin("below 2K", 0, 2_000, {SWITCHES: 0.7}),
     Bin("2K to 8K", 2_000, 8_000, {}),
     Bin("8K to 32K", 8_000, 32_000, {}),
     Bin("32K to 64K", 32_000, 64_000, {}),
-    Bin("above 64K", 64_000, math.inf, {LATENCY: 20.5}),
+    Bin("above 64K", 64_000, math.inf, {SWITCHES: 20.5}),
 )
 
 
 def figure_9a(scale: Scale) -> Figure:
     """Switch calls by the size of the model they go to; 9b is the cost of the same calls."""
     settings = _settings(scale, SIZES, lambda call, config: model(config.models[call.model]).parameters)
-    return Figure("9a-b", "Switch calls by the size of their target", settings, (LATENCY, COST))
+    return Figure("9a-b", "Switch calls by the size of their target", settings, (SWITCHES, COST))
 
 
 def figure_9c(scale: Scale) -> Figure:
     """Switch calls by the length of their prompts."""
     settings = _settings(scale, CONTEXTS, lambda call, config: call.prompt)
-    return Figure("9c", "Switch calls by the length of their context", settings, (LATENCY,))
+    return Figure("9c", "Switch calls by the length of their context", settings, (SWITCHES,))
 
 
 def _settings(scale: Scale, bins: tuple[Bin, ...], value: Callable[[CallRecord, RunConfig], float]) -> list[Setting]:

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pd_shadow.policy.approach import Approach
+from pd_shadow.sim.compare import CALLS, SWITCHES
 from pd_shadow.sim.config import HardwareSettings, Mode, PolicySettings
 from pd_shadow.sim.figures.base import Figure, Scale, Setting, against, grid, setups
 
-CALLS = "llm_call_latency_reduction"
-SWITCHES = "switch_call_latency_reduction"
 _SLO, _HOST, _TIER = Approach.HARVEST_SLO, Approach.HARVEST_SLO_HOST, Approach.HOST_TIER
 _ORACLE = Approach.ORACLE_HOST
 

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pd_shadow.perf.models import PAIRS
 from pd_shadow.sim.workload.base import Session
 from pd_shadow.sim.workload.matrix_routers import CalibratedRouter, MatrixRouter
 from pd_shadow.sim.workload.profiles import (
     FUSION_BENCH,
     GHCP_CODING,
+    PROFILES,
     ROUTER_R1,
     SWE_S7_Q72,
     SWE_S7_S32,
@@ -19,32 +21,6 @@ from pd_shadow.sim.workload.profiles import (
 )
 from pd_shadow.sim.workload.scores import stand_ins
 from pd_shadow.sim.workload.sessions import assign, generate_unrouted
-
-PAIRS: tuple[tuple[SessionProfile, str, str], ...] = (
-    (X_ROUTE_BENCH, "GPT-OSS-20B", "GPT-OSS-120B"),
-    (X_ROUTE_BENCH, "GPT-OSS-20B", "Llama-3.3-70B-Instruct"),
-    (X_ROUTE_BENCH, "Llama-3.3-70B-Instruct", "GPT-OSS-120B"),
-    (X_ROUTE_BENCH, "Qwen2.5-7B-Instruct", "Llama-3.3-70B-Instruct"),
-    (X_ROUTE_BENCH, "Qwen2.5-7B-Instruct", "Qwen3-Next-80B-A3B-Instruct"),
-    (FUSION_BENCH, "Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct"),
-    (FUSION_BENCH, "Llama-3.1-8B-Instruct", "Mistral-Nemo-12B-Instruct"),
-    (FUSION_BENCH, "Mistral-7B-Instruct-v0.3", "Llama-3.1-70B-Instruct"),
-    (FUSION_BENCH, "Mistral-7B-Instruct-v0.3", "Mixtral-8x22B-Instruct-v0.1"),
-    (FUSION_BENCH, "Qwen2.5-7B-Instruct", "Llama-3.1-70B-Instruct"),
-    (ROUTER_R1, "Llama-3.1-70B-Instruct", "Mixtral-8x22B-Instruct-v0.1"),
-    (ROUTER_R1, "Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct"),
-    (ROUTER_R1, "Mistral-7B-Instruct-v0.3", "Gemma-2-27B-IT"),
-    (ROUTER_R1, "Mistral-7B-Instruct-v0.3", "Llama-3.1-70B-Instruct"),
-    (ROUTER_R1, "Qwen2.5-7B-Instruct", "Llama-3.1-70B-Instruct"),
-    (ROUTER_R1, "Qwen2.5-7B-Instruct", "Mixtral-8x22B-Instruct-v0.1"),
-    (GHCP_CODING, "Gemma-2-9B-IT", "Granite-34B-Code-Instruct"),
-    (GHCP_CODING, "Gemma-2-9B-IT", "Mixtral-8x7B-Instruct-v0.1"),
-    (GHCP_CODING, "Gemma-7B", "Mixtral-8x7B-Instruct-v0.1"),
-    (GHCP_CODING, "Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct"),
-    (GHCP_CODING, "Mistral-7B-Instruct-v0.3", "Mixtral-8x22B-Instruct-v0.1"),
-    (GHCP_CODING, "Qwen2.5-7B-Instruct", "Llama-3.1-70B-Instruct"),
-)
-"""The 22 simulated pairs (paper Table 3): trace, small model, large model."""
 
 
 class Row(NamedTuple):
@@ -83,7 +59,7 @@ _PAPER = {
 }
 
 _ROUTED_AS: dict[str, tuple[str, str]] = {
-    **{trace.name: (small, large) for trace, small, large in reversed(PAIRS)},
+    **{pair.trace.value: (pair.small.name, pair.large.name) for pair in reversed(PAIRS)},
     SWE_S7_S32.name: ("SWE-agent-LM-7B", "SWE-agent-LM-32B"),
     SWE_S7_Q72.name: ("SWE-agent-LM-7B", "Qwen2.5-72B-Instruct"),
 }
@@ -105,7 +81,8 @@ def table1(sessions: int = 2_000, seed: int = 0) -> list[Row]:
 def pair_rates() -> list[PairRate]:
     """What `MatrixRouter` gives each simulated pair."""
     rates = []
-    for trace, small, large in PAIRS:
+    for pair in PAIRS:
+        trace, small, large = PROFILES[pair.trace.value], pair.small.name, pair.large.name
         columns = stand_ins((small, large))
         later_calls = (trace.mean_calls - 1) / trace.mean_calls
         rate = MatrixRouter(columns).switch_probability(trace.tasks) * later_calls
