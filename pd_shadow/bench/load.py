@@ -169,7 +169,8 @@ class Load:
             sessions = [group.create_task(self._sessions(legs, under_way)) for _ in range(SHADOW_SESSIONS_IN_FLIGHT)]
             try:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(under_way.wait(), SETTLE_SECONDS)
+                    async with asyncio.timeout(SETTLE_SECONDS):
+                        await under_way.wait()
                 yield
             finally:
                 for session in sessions:

@@ -69,7 +69,8 @@ class ManagedProcess:
             return
         self._signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await self._process.wait()
         await self.kill()
 
     async def kill(self) -> None:

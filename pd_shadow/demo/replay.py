@@ -174,7 +174,8 @@ class Replay:
             for request in traffic.requests(seed, list(self._specs)):
                 wait = started + request.at_seconds - time.perf_counter()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), max(0.0, wait))
+                    async with asyncio.timeout(max(0.0, wait)):
+                        await over.wait()
                 if over.is_set():
                     return
                 group.create_task(one(request))

@@ -1,4 +1,4 @@
-"""One cluster of real vLLM engines with real NIXL for the whole session, and a fresh control plane per test.
+"""One cluster of real vLLM engines with real NIXL for the whole folder, and a fresh control plane per test.
 
 A module whose tests run on other engines has a `cluster` fixture of its own, in module scope.
 """
@@ -27,7 +27,7 @@ from pd_shadow.policy.approach import DEFAULT
 POLL_SECONDS = 0.05
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     # Stock engines: the request-level path. Colocated ones have the plugin.
     async with running_cluster(tmp_path_factory.mktemp("cluster"), Mode.DISAGGREGATED, stock=True) as running:

@@ -144,11 +144,13 @@ async def test_a_killed_engine_fails_its_call_and_is_warmed_again_in_its_next_li
     name = f"{B}-{Role.COLOCATED}"
     life = await system.ready(name)
     first = await system.chat(A, conversation(DOCUMENT), "killed")
+    await system.quiet()
     await system.warm(B, "killed")
     # Not all that is warm was shadow work: other sessions may have left a part of the same text there.
     before = (await system.ledger()).shadow
+    # Of no session, and so without shadow work of its own.
     answer: asyncio.Task[tuple[int, Any]] = asyncio.create_task(
-        system.raw_chat({"model": B, "messages": conversation(BACKWARDS)}, "other")
+        system.raw_chat({"model": B, "messages": conversation(BACKWARDS)})
     )
 
     async def on_engine() -> bool:
