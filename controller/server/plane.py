@@ -91,8 +91,11 @@ class Plane:
         self.closing = False
         self._subscriptions: dict[str, Subscription] = {}
         self._attachments: dict[str, Attachment] = {}
+        self._watchers = 0
         self._changed = asyncio.Event()
+        self._closed = asyncio.Event()
         self._last_event = 0
+        self.started = clock()
 
     def now(self) -> float:
         return self._clock()
@@ -149,6 +152,24 @@ class Plane:
         with self.turn() as (cluster, now):
             cluster.detach(now, attachment.ref, attachment.stream)
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """One more operator's stream inside the block. Raises RejectedError when there are too many."""
+        limit = self.cluster.config.limits.max_streams
+        if self._watchers >= limit:
+            raise _too_many_streams(limit)
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the end of all streams."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+
     async def changes(self) -> None:
         """Wait until instances changed or events came."""
         changed = self._changed
@@ -157,6 +178,7 @@ class Plane:
     def close(self) -> None:
         """End every stream: gateways and watchers reconnect elsewhere or later."""
         self.closing = True
+        self._closed.set()
         for subscription in self._subscriptions.values():
             subscription.close()
         for attachment in self._attachments.values():
@@ -179,9 +201,7 @@ class Plane:
     def _check_limit(self, name: str, streams: Mapping[str, object]) -> None:
         limit = self.cluster.config.limits.max_streams
         if name not in streams and len(streams) >= limit:
-            raise RejectedError(
-                common.REJECTION_REASON_TOO_MANY_STREAMS, f"{limit} streams are open, all limits.max_streams allows"
-            )
+            raise _too_many_streams(limit)
 
     def _direct_engine(self, effect: EngineEffect) -> None:
         attachment = self._attachments.get(effect.instance.name)
@@ -206,3 +226,9 @@ class Plane:
     @staticmethod
     def _log(event: Event) -> None:
         log.info(convert.event_name(event.kind), subject=event.subject, reason=event.reason, detail=event.message)
+
+
+def _too_many_streams(limit: int) -> RejectedError:
+    return RejectedError(
+        common.REJECTION_REASON_TOO_MANY_STREAMS, f"{limit} streams are open, all limits.max_streams allows"
+    )

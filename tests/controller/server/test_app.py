@@ -476,7 +476,7 @@ async def test_directives_go_down_the_stream(controller: Controller, channel: gr
     stream = await attach(channel)
     with controller.plane.turn() as (cluster, now):
         cluster.limit_engines(now, common_pb2.ROLE_DECODE, Limits(cap_share=0.0, minimum_tokens=64))
-        cluster.pause_engines(now, paused=True)
+        cluster.pause_cluster(now, paused=True)
     limits = (await stream.read()).set_limits
     assert {field.name: value for field, value in limits.ListFields()} == {"cap_share": 0.0, "minimum_tokens": 64}
     assert (await stream.read()).HasField("pause_shadow")
@@ -574,8 +574,8 @@ async def test_an_engine_too_far_behind_is_cut_off_once_it_has_read_what_waits(c
     named_ = Declared("c-d0", "c", common_pb2.ROLE_DECODE, "http://c-d0:1")
     attachment = controller.plane.attach(named_, facts(), [])
     with controller.plane.turn() as (cluster, now):
-        for _ in range(QUEUE_LIMIT + 1):
-            cluster.pause_engines(now, paused=True)
+        for turn in range(QUEUE_LIMIT + 1):
+            cluster.pause_cluster(now, paused=turn % 2 == 0)
     assert not attachment.offer(engine_pb2.AttachResponse())
     assert len([message async for message in attachment.messages()]) == QUEUE_LIMIT
 
