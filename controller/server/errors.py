@@ -12,6 +12,9 @@ from controller.core.rejection import RejectedError
 from pd_shadow.api.v1 import common_pb2 as pb
 
 DOMAIN = "pdshadow.v1"
+# A message may quote what came in, and gRPC drops a status whose metadata is longer than 8 KiB: percent-encoded once
+# and twice in the details, this many bytes fit.
+MAX_MESSAGE_BYTES = 1200
 
 _CODES: dict[int, grpc.StatusCode] = {
     pb.REJECTION_REASON_INVALID_FIELD: grpc.StatusCode.INVALID_ARGUMENT,
@@ -53,11 +56,12 @@ class Context(Protocol):
 def status_of(error: RejectedError) -> tuple[grpc.StatusCode, status_pb2.Status]:
     """The status code and the google.rpc.Status with ErrorInfo, BadRequest and RetryInfo as they apply."""
     code = _CODES[error.reason]
+    text = error.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
     details: list[message.Message] = [
         error_details_pb2.ErrorInfo(reason=pb.RejectionReason.Name(error.reason), domain=DOMAIN)
     ]
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     retry = _RETRY_SECONDS.get(error.reason)
     if retry is not None:
@@ -66,10 +70,10 @@ def status_of(error: RejectedError) -> tuple[grpc.StatusCode, status_pb2.Status]
     for detail in details:
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
-    return code, status_pb2.Status(code=code.value[0], message=error.message, details=packed)
+    return code, status_pb2.Status(code=code.value[0], message=text, details=packed)
 
 
 async def abort(context: Context, error: RejectedError) -> NoReturn:
     """End the RPC with the refusal."""
     code, status = status_of(error)
-    await context.abort(code, error.message, (("grpc-status-details-bin", status.SerializeToString()),))
+    await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))

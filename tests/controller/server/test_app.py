@@ -29,9 +29,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SESSION = common_pb2.SessionKey(session_id="s")
 
 
-def add_instance(plane: Plane, name: str, model: str, role: common_pb2.Role.ValueType) -> None:
+def add_instance(plane: Plane, name: str, model: str, role: common_pb2.Role.ValueType, url: str = "") -> None:
     with plane.turn() as (cluster, now):
-        cluster.declare(Declared(name, model, role, f"http://{name}"))
+        cluster.declare(Declared(name, model, role, url or f"http://{name}"))
         cluster.observe(now, name, facts(), LoadReport())
 
 
