@@ -716,7 +716,7 @@ def show_top(ctx: click.Context, interval: float, once: bool) -> None:
         if once:
             _console().print(top.view(top.look(client)))
         else:
-            top.run(client, Console(highlight=False), interval)
+            top.run(client, _console(), interval)
 
 
 @admin.command()

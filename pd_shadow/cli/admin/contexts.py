@@ -86,7 +86,7 @@ class Contexts(Config):
         """With a context made or changed; the first one made is current. Raises ConfigError."""
         known = self.contexts.get(name)
         before = known.model_dump(exclude_unset=True) if known else {}
-        after = {key: value for key, value in {**before, **changes}.items() if value is not None}
+        after = {**before, **{key: value for key, value in changes.items() if value is not None}}
         contexts = {**self._given(), name: parse(Context, after, f"context {name}").model_dump(exclude_unset=True)}
         return parse(Contexts, {"current": self.current or name, "contexts": contexts}, "contexts")
 

@@ -70,13 +70,22 @@ def run(client: Client, console: Console, interval: float) -> None:
     """Look again and again until Ctrl-C. A controller that goes away is waited for, one that was never there is not:
     raises AnswerError.
     """
-    found = look(client)
-    with Live(view(found), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    found, trouble = look(client), ""
+    if not console.is_terminal:
+        # Nobody to draw a screen for: one look after the other.
         while True:
-            time.sleep(interval)
-            trouble = ""
-            try:
-                found = look(client)
-            except AnswerError as error:
-                trouble = str(error)
+            console.print(view(found, trouble))
+            found, trouble = _again(client, found, interval)
+    with Live(view(found), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            found, trouble = _again(client, found, interval)
             live.update(view(found, trouble), refresh=True)
+
+
+def _again(client: Client, before: Look, interval: float) -> tuple[Look, str]:
+    """Another look after a while, or the one before and why it is old."""
+    time.sleep(interval)
+    try:
+        return look(client), ""
+    except AnswerError as error:
+        return before, str(error)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 
 from controller.config import ControllerConfig
@@ -25,7 +26,7 @@ class Running:
 
     def __init__(self, controller: Controller, loop: asyncio.AbstractEventLoop) -> None:
         self._controller = controller
-        self._loop = loop
+        self.loop = loop
         self.address = f"127.0.0.1:{controller.port}"
 
     def turn(self, act: Callable[[Cluster, float], Any]) -> Any:
@@ -35,7 +36,7 @@ class Running:
             with self._controller.plane.turn() as (cluster, now):
                 return act(cluster, now)
 
-        return asyncio.run_coroutine_threadsafe(do(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(do(), self.loop).result()
 
 
 @pytest.fixture
@@ -53,12 +54,14 @@ def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runn
             started.set_result((Running(running, asyncio.get_running_loop()), stop))
             await stop.wait()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    running, stop = started.result()
-    yield running
-    running._loop.call_soon_threadsafe(stop.set)
-    thread.join()
+    # In a process of its own, its log is on standard error.
+    with structlog.testing.capture_logs():
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        running, stop = started.result()
+        yield running
+        running.loop.call_soon_threadsafe(stop.set)
+        thread.join()
 
 
 @pytest.fixture
