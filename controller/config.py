@@ -13,6 +13,8 @@ from pd_shadow.common.logs import LogFormat
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, named
 from transfer.chunks import CHUNK_TOKENS
 
+ENVIRONMENT_PREFIX = "PD_SHADOW_CONTROLLER"
+
 
 def _host_port(value: str) -> str:
     if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:/]*):\d{1,5}", value) or int(value.rsplit(":", 1)[1]) > 65535:
@@ -33,34 +35,39 @@ def _approach(value: object) -> Approach:
 
 HostPort = Annotated[str, AfterValidator(_host_port)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, json_schema_extra={"unit": "seconds"})]
 
 
 class StaticInstance(Config):
     """One stock engine, named by hand."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    # The name clients use in `model`.
+    """Unique in the cluster: letters, digits, dots, underscores and dashes."""
     model: str = Field(min_length=1, max_length=256)
+    """The name clients use in `model`."""
     role: Literal["prefill", "decode", "colocated"]
+    """What the engine does with a call."""
     url: BaseUrl
-    # Instances of the same value share an accelerator (or a demo's CPU): shadow work then waits until all of them are
-    # free of normal work. Unset: the instance has hardware of its own.
+    """Base URL of its OpenAI-compatible server, such as http://10.0.0.7:8000."""
     hardware: str = Field(default="", max_length=128)
+    """Instances of the same value share an accelerator (or a demo's CPU): shadow work then waits until all of them are
+    free of normal work. Unset: the instance has hardware of its own.
+    """
 
 
 class DiscoveryConfig(Config):
     """Where instances come from."""
 
     static: tuple[StaticInstance, ...] = ()
-    # Time between two looks at an instance; its /metrics page costs the engine's API server some 10 ms a time.
+    """Stock engines named by hand; engines with the plugin attach by themselves."""
     poll_interval_seconds: Seconds = 0.5
-    # An instance that does not answer within this time has missed the look.
+    """Time between two looks at an instance; its /metrics page costs the engine's API server some 10 ms a time."""
     poll_timeout_seconds: Seconds = 5.0
-    # Misses in a row until an instance gets nothing new; a refused connection counts as all of them.
+    """An instance that does not answer within this time has missed the look."""
     suspect_after_misses: int = Field(default=3, ge=1)
-    # Time without a sign of life until an instance is given up, with everything it held.
+    """Misses in a row until an instance gets nothing new; a refused connection counts as all of them."""
     gone_after_seconds: Seconds = 10.0
+    """Time without a sign of life until an instance is given up, with everything it held."""
 
     @model_validator(mode="after")
     def _unique_names(self) -> DiscoveryConfig:
@@ -87,23 +94,27 @@ class DiscoveryConfig(Config):
 class ShadowConfig(Config):
     """Whether and what to shadow."""
 
-    # One of the paper's approaches (Table 2) that engines can run; brings the defaults of the next two.
     approach: Annotated[Approach, BeforeValidator(_approach)] = DEFAULT
-    # False pauses all shadow work. Unset: as the approach says.
+    """One of the paper's approaches (Table 2) that engines can run; brings the defaults of the next two."""
     enabled: bool | None = None
-    # The unit of a leg and of a push, in tokens of KV (paper section 3.5).
+    """False pauses all shadow work. Unset: as the approach says."""
     chunk_tokens: int = Field(default=CHUNK_TOKENS, ge=256, le=131_072)
-    # Models below this switch probability get no shadow. Unset: the approach's, 0.25 for predictive and 0 for others.
+    """The unit of a leg and of a push, in tokens of KV (paper section 3.5)."""
     gate_probability: float | None = Field(default=None, ge=0.0, le=1.0)
-    # Shadow only this many of the likeliest other models; unset for all.
+    """Models below this switch probability get no shadow. Unset: the approach's, 0.25 for predictive and 0 for others.
+    """
     top_k: int | None = Field(default=None, ge=1)
-    # How long the legs of a chunk may take.
+    """Shadow only this many of the likeliest other models; unset for all."""
     prefill_deadline_seconds: Seconds = 60.0
+    """How long the prefill leg of a chunk may take."""
     export_deadline_seconds: Seconds = 10.0
+    """How long an export leg may take."""
     fetch_deadline_seconds: Seconds = 20.0
-    # Wait after a failed leg; doubles with every failure in a row, up to the maximum.
+    """How long a fetch leg may take."""
     backoff_seconds: Seconds = 0.5
+    """Wait after a failed leg; doubles with every failure in a row, up to the maximum."""
     max_backoff_seconds: Seconds = 30.0
+    """Longest wait after failed legs."""
 
     @model_validator(mode="after")
     def _something_to_enable(self) -> ShadowConfig:
@@ -116,27 +127,37 @@ class LimitsConfig(Config):
     """Caps on what clients can make the controller hold."""
 
     max_sessions: int = Field(default=100_000, ge=1)
+    """Sessions remembered; the least recently used ones go first."""
     session_idle_seconds: Seconds = 3600.0
+    """A session without a call for this long is forgotten."""
     max_calls_in_flight: int = Field(default=20_000, ge=1)
-    # A call that no gateway ended is given up after this time.
+    """Calls beyond are refused."""
     max_call_seconds: Seconds = 3600.0
+    """A call that no gateway ended is given up after this time."""
     max_streams: int = Field(default=1_000, ge=1)
-    # A gateway whose shadow stream broke may come back for this long before its calls are given up.
+    """Streams of gateways, of engines, and of operators who watch: at most this many of each."""
     gateway_grace_seconds: Seconds = 10.0
+    """A gateway whose shadow stream broke may come back for this long before its calls are given up."""
     events_kept: int = Field(default=2_000, ge=1)
+    """Events that operators can still list."""
 
 
 class ControllerConfig(Config):
     """Everything `pd-shadow serve controller` can be told."""
 
-    # Address of the gRPC server.
     listen: HostPort = "127.0.0.1:7070"
-    # Address of the Prometheus endpoint; unset for none.
+    """Address of the gRPC server."""
     metrics_listen: HostPort | None = None
+    """Address of the Prometheus endpoint; unset for none."""
     discovery: DiscoveryConfig = DiscoveryConfig()
+    """Where instances come from."""
     shadow: ShadowConfig = ShadowConfig()
+    """Whether and what to shadow."""
     limits: LimitsConfig = LimitsConfig()
-    # How long running RPCs may go on after SIGTERM.
+    """Caps on what clients can make the controller hold."""
     grace_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """How long running RPCs may go on after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity logged."""
     log_format: LogFormat = "auto"
+    """JSON lines, readable lines, or (auto) readable on a terminal and JSON elsewhere."""

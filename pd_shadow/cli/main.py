@@ -9,6 +9,7 @@ from pd_shadow.cli.lazy import LazyGroup
     cls=LazyGroup,
     lazy={
         "admin": ("pd_shadow.cli.admin.commands", "admin"),
+        "config": ("pd_shadow.cli.config", "config"),
         "serve": ("pd_shadow.cli.serve", "serve"),
         "demo": ("pd_shadow.cli.demo", "demo"),
         "bench": ("pd_shadow.cli.bench", "bench"),

@@ -31,16 +31,18 @@ def _address(value: str) -> str:
 class Context(Config):
     """One controller."""
 
-    # The controller's gRPC address.
     address: Annotated[str, AfterValidator(_address)] = DEFAULT_ADDRESS
-    # PEM file with the authority that signed the controller's certificate; unset for a connection without TLS.
+    """The controller's gRPC address."""
     ca: Path | None = None
-    # PEM files with this operator's own certificate and its key, for mTLS.
+    """PEM file with the authority that signed the controller's certificate; unset for a connection without TLS."""
     cert: Path | None = None
+    """PEM file with this operator's own certificate, for mTLS."""
     key: Path | None = None
-    # Where the bearer token is: a file, or an environment variable.
+    """PEM file with the key of `cert`."""
     token_file: Path | None = None
+    """File with the bearer token."""
     token_env: str | None = Field(default=None, min_length=1)
+    """Environment variable with the bearer token."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Context:
@@ -61,7 +63,9 @@ class Contexts(Config):
     """The whole file."""
 
     current: str | None = None
+    """The context that is used where --context names no other."""
     contexts: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Context] = Field(default_factory=dict)
+    """Controllers by name."""
 
     @model_validator(mode="after")
     def _current_is_there(self) -> Contexts:

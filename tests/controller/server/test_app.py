@@ -601,6 +601,9 @@ async def test_a_leg_may_cover_less_than_it_was_asked(controller: Controller, ch
 async def test_metrics_are_served_and_carry_reasons(controller: Controller, channel: grpc.aio.Channel) -> None:
     secret = common_pb2.SessionKey(session_id="in-no-label")
     await placement_pb2_grpc.PlacementServiceStub(channel).BeginCall(begin(session=secret))
+    with controller.plane.turn() as (cluster, now):
+        cluster.drain(now, "b-d0")
+        cluster.pause_model(now, "b", paused=True)
     async with (
         aiohttp.ClientSession() as http,
         http.get(f"http://127.0.0.1:{controller.metrics_port}/metrics") as response,
@@ -608,6 +611,8 @@ async def test_metrics_are_served_and_carry_reasons(controller: Controller, chan
         text = await response.text()
     assert 'pd_shadow_controller_instance_ready{instance="a-p0",model="a",role="prefill"} 1.0' in text
     assert 'pd_shadow_controller_placements_total{model="a",reason="first_call",role="decode"} 1.0' in text
+    assert 'pd_shadow_controller_instance_draining{instance="b-d0",model="b",role="decode"} 1.0' in text
+    assert 'pd_shadow_controller_instance_shadow_paused{instance="b-p0",model="b",role="prefill"} 1.0' in text
     assert "in-no-label" not in text
 
 
