@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -16,7 +16,7 @@ from pd_shadow.common.credential_files import OnStale
 from pd_shadow.common.reasons import label
 from pd_shadow.common.tokens import AcceptedTokens, bearer
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Scope(enum.StrEnum):
