@@ -31,9 +31,7 @@ def chain(leaf: trustme.LeafCert) -> bytes:
 def issue(ca: trustme.CA, folder: Path, name: str) -> Pair:
     """A certificate for loopback as NAME.crt and NAME.key; older ones are replaced."""
     leaf = ca.issue_cert("127.0.0.1", "localhost")
-    return Pair(
-        write(folder / f"{name}.crt", chain(leaf)), write(folder / f"{name}.key", leaf.private_key_pem.bytes())
-    )
+    return Pair(write(folder / f"{name}.crt", chain(leaf)), write(folder / f"{name}.key", leaf.private_key_pem.bytes()))
 
 
 def trust(folder: Path, *authorities: trustme.CA) -> Path:
