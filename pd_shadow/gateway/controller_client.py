@@ -98,7 +98,7 @@ class ControllerClient:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for link in self._links:
+        for link in [*self._links]:
             await link.channel.close(None)
 
     async def begin(self, request: placement_pb2.BeginCallRequest) -> placement_pb2.BeginCallResponse:
