@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pd_shadow.common.config import Config
 from pd_shadow.common.logs import LogFormat
+from pd_shadow.common.tls import ServerTls
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, named
 from transfer.chunks import CHUNK_TOKENS
 
@@ -123,6 +125,17 @@ class ShadowConfig(Config):
         return self
 
 
+class AuthConfig(Config):
+    """Who may call what: files of bearer tokens, one a line. A scope without a file asks for none."""
+
+    admin_token_file: Path | None = None
+    """AdminService and reflection; an admin token is good for the other services too."""
+    gateway_token_file: Path | None = None
+    """PlacementService."""
+    instance_token_file: Path | None = None
+    """EngineService."""
+
+
 class LimitsConfig(Config):
     """Caps on what clients can make the controller hold."""
 
@@ -136,6 +149,8 @@ class LimitsConfig(Config):
     """A call that no gateway ended is given up after this time."""
     max_streams: int = Field(default=1_000, ge=1)
     """Streams of gateways, of engines, and of operators who watch: at most this many of each."""
+    max_rpcs: int = Field(default=10_000, ge=1)
+    """RPCs open at once, streams of every kind included; more are refused."""
     gateway_grace_seconds: Seconds = 10.0
     """A gateway whose shadow stream broke may come back for this long before its calls are given up."""
     events_kept: int = Field(default=2_000, ge=1)
@@ -149,6 +164,10 @@ class ControllerConfig(Config):
     """Address of the gRPC server."""
     metrics_listen: HostPort | None = None
     """Address of the Prometheus endpoint; unset for none."""
+    tls: ServerTls | None = None
+    """TLS of the gRPC server; unset for plain text."""
+    auth: AuthConfig = AuthConfig()
+    """Who may call what."""
     discovery: DiscoveryConfig = DiscoveryConfig()
     """Where instances come from."""
     shadow: ShadowConfig = ShadowConfig()

@@ -97,7 +97,7 @@ def _variables(model: type[BaseModel], prefix: str, environ: Mapping[str, str]) 
 def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """The model that a key holds; None for a value, a list or a mapping."""
     annotation = model.model_fields[key].annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return None if typing.get_origin(annotation) in (list, tuple, dict) else inner_model(annotation)
 
 
 def _value(variable: str, text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -51,11 +52,15 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
             schema = _plain(properties[name])
             yield Key(path, _kind(schema), _unit(name, schema), _default(field), _bounds(schema), _text(field))
             continue
-        whole = field.annotation is inner
-        if not whole:
-            listed = properties[name].get("type") == "array"
-            yield Key(path, "list" if listed else "mapping", "", "empty", "", _text(field))
-            path += "[]" if listed else ".<name>"
+        origin = typing.get_origin(field.annotation)
+        if origin in (list, tuple):
+            yield Key(path, "list", "", "empty", "", _text(field))
+            path += "[]"
+        elif origin is dict:
+            yield Key(path, "mapping", "", "empty", "", _text(field))
+            path += ".<name>"
+        elif origin is not None:
+            yield Key(path, "section", "", "unset", "", _text(field))
         yield from keys(inner, f"{path}.")
 
 

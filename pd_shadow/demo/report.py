@@ -1,5 +1,6 @@
 """From two runs to the figures: the JSON the demo writes and the table it prints."""
 
+import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from pd_shadow.demo.models import ModelSpec
 from pd_shadow.demo.replay import Call, Run
 
 LONG_CONTEXT_TOKENS = 4096
+RESAMPLES = 2000
+"""Of the bootstrap."""
 CAVEATS = {
     Mode.DISAGGREGATED: (
         "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill "
@@ -57,6 +60,7 @@ def build(
         "mode": str(mode),
         "switch_ttft_s": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in long_switches(run))),
         "switch_ttft_reduction": reduction(long_switches(cold), long_switches(shadow)),
+        "switch_ttft_reduction_interval": reduction_interval(long_switches(cold), long_switches(shadow)),
         "switch_ttft_reduction_mean": reduction(long_switches(cold), long_switches(shadow), statistics.fmean),
         "switch_ttft_reduction_paired": paired_reduction(long_switches(cold), long_switches(shadow)),
         "switch_ttft_s_all_contexts": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in switches(run))),
@@ -143,6 +147,21 @@ def paired_reduction(cold: Sequence[Call], shadow: Sequence[Call]) -> float | No
     return round(statistics.median(shares), 4) if shares else None
 
 
+def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> tuple[float, float] | None:
+    """95 % bootstrap interval of `reduction`, drawing switch calls that both runs have; None without pairs."""
+    after = {(call.session, call.number): call for call in shadow}
+    pairs = [(call, after[key]) for call in cold if (key := (call.session, call.number)) in after]
+    if not pairs:
+        return None
+    rng = random.Random(0)
+    drawn = []
+    for _ in range(RESAMPLES):
+        sample = rng.choices(pairs, k=len(pairs))
+        drawn.append(reduction([before for before, _ in sample], [warm for _, warm in sample]) or 0.0)
+    drawn.sort()
+    return percentile(drawn, 2.5), percentile(drawn, 97.5)
+
+
 def hit_rate(calls: Sequence[Call]) -> float | None:
     """Cached prompt tokens ÷ prompt tokens, token-weighted, as the engines reported them."""
     prompt = sum(call.answer.prompt_tokens for call in calls)
@@ -198,6 +217,13 @@ def render(figures: dict[str, Any], console: Console) -> None:
     paired = figures["switch_ttft_reduction_paired"]
     if paired is not None:
         console.print(f"The same switch call, with shadow against cold: {-paired:+.0%} TTFT at the median.")
+    interval = figures["switch_ttft_reduction_interval"]
+    if interval is not None:
+        strong, weak = (f"{-share:+.0%}" for share in reversed(interval))
+        console.print(
+            f"Change of the median switch TTFT, contexts ≥ {LONG_CONTEXT_TOKENS} tokens: "
+            f"{-figures['switch_ttft_reduction']:+.0%} (95 % bootstrap interval {strong} to {weak})."
+        )
     ledger = figures["ledger"]
     moved = ""
     if "handed_off" in figures:

@@ -1,10 +1,12 @@
 """Configuration of one gateway process."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from pd_shadow.common.config import Config
+from pd_shadow.common.tls import ClientTls, KeyPairFiles
 
 ENVIRONMENT_PREFIX = "PD_SHADOW_GATEWAY"
 
@@ -79,8 +81,16 @@ class GatewayConfig(Config):
 
     controller: Address = "127.0.0.1:7070"
     """The controller's gRPC address, HOST:PORT."""
+    controller_tls: ClientTls | None = None
+    """TLS to the controller; unset for plain text."""
+    controller_token_file: Path | None = None
+    """The token to show to the controller, the first one of this file."""
     listen: Address = "127.0.0.1:8000"
     """Where to serve the OpenAI API, /health, /ready and /metrics, HOST:PORT."""
+    tls: KeyPairFiles | None = None
+    """TLS of the OpenAI port; unset for plain text."""
+    api_keys_file: Path | None = None
+    """Clients' bearer keys, one TENANT:KEY a line. Unset: everybody is served, as the tenant named in X-Tenant-ID."""
     deadlines: Deadlines = Deadlines()
     """How long the gateway waits for others."""
     caps: Caps = Caps()

@@ -594,6 +594,12 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """No such shadow job."""
     REJECTION_REASON_INSTANCE_NOT_READY: _RejectionReason.ValueType  # 17
     """The instance cannot take what an operator wants to bind to it: it is not ready, or drains."""
+    REJECTION_REASON_TOKEN_MISSING: _RejectionReason.ValueType  # 30
+    """The service asks for a bearer token, and the request carried none."""
+    REJECTION_REASON_TOKEN_UNKNOWN: _RejectionReason.ValueType  # 31
+    """The bearer token is none that this controller knows."""
+    REJECTION_REASON_TOKEN_SCOPE: _RejectionReason.ValueType  # 32
+    """The bearer token is valid for another service."""
 
 class RejectionReason(_RejectionReason, metaclass=_RejectionReasonEnumTypeWrapper):
     """Why a request to the control plane was refused; the reason field of google.rpc.ErrorInfo."""
@@ -633,6 +639,12 @@ REJECTION_REASON_UNKNOWN_SHADOW_JOB: RejectionReason.ValueType  # 16
 """No such shadow job."""
 REJECTION_REASON_INSTANCE_NOT_READY: RejectionReason.ValueType  # 17
 """The instance cannot take what an operator wants to bind to it: it is not ready, or drains."""
+REJECTION_REASON_TOKEN_MISSING: RejectionReason.ValueType  # 30
+"""The service asks for a bearer token, and the request carried none."""
+REJECTION_REASON_TOKEN_UNKNOWN: RejectionReason.ValueType  # 31
+"""The bearer token is none that this controller knows."""
+REJECTION_REASON_TOKEN_SCOPE: RejectionReason.ValueType  # 32
+"""The bearer token is valid for another service."""
 Global___RejectionReason: _TypeAlias = RejectionReason  # noqa: Y015
 
 @_typing.final

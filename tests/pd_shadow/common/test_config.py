@@ -94,6 +94,7 @@ def test_the_environment_wins_over_the_file_and_the_command_line_over_both(tmp_p
 def test_a_section_may_be_set_whole_and_one_of_its_keys_besides() -> None:
     config = from_environment(APP__CHECKED="{low: 3, high: 4}", APP__CHECKED__HIGH="8", APP__MAYBE="null")
     assert (config.checked, config.maybe) == (Checked(low=3, high=8), None)
+    assert from_environment(APP__MAYBE__TOP_K="5").maybe == Inner(top_k=5)
 
 
 @pytest.mark.parametrize(

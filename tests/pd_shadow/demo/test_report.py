@@ -53,6 +53,17 @@ def test_the_reduction_is_over_long_switches_and_the_whole_fits_json() -> None:
     assert figures["switches"] == 2
 
 
+def test_the_interval_is_that_of_the_calls_both_runs_have() -> None:
+    def switches(ttfts: list[float]) -> list[Call]:
+        return [Call("a", number, "s", True, answer(ttft)) for number, ttft in enumerate(ttfts)]
+
+    cold = switches([1.0] * 12)
+    low, high = report.reduction_interval(cold, switches([0.2] * 6 + [0.6] * 6)) or (0.0, 0.0)
+    assert (low, high) == (pytest.approx(0.4), pytest.approx(0.8))
+    assert report.reduction_interval(cold, switches([0.2] * 3)) == (pytest.approx(0.8), pytest.approx(0.8))
+    assert report.reduction_interval([], []) is None
+
+
 def test_what_has_no_meaning_in_a_mode_is_left_out_with_the_reason() -> None:
     cold, shadow = run(1.0, 0, received=None, handed_off=0), run(0.25, 7600, received=None, handed_off=0)
     figures = report.build(cold, shadow, seed=4, specs=(SMALL, LARGE), config={}, mode=Mode.COLOCATED)

@@ -68,6 +68,11 @@ def test_server_entry_point_and_sizes() -> None:
     assert option(argv, "--scheduling-policy") == "priority"
 
 
+def test_tokenizer_is_the_fast_one_unless_told_otherwise() -> None:
+    assert command().env()["VLLM_USE_FASTOKENS"] == "1"
+    assert "VLLM_USE_FASTOKENS" not in command(fast_tokenizer=False).env()
+
+
 def test_quieting_is_for_cpu_rigs_only() -> None:
     assert command().env()["PD_SHADOW_CPU_RIG"] == "1"
     quiet = command(cpu_rig=False).env()
