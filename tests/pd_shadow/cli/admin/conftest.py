@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -39,13 +40,13 @@ class Running:
         return asyncio.run_coroutine_threadsafe(do(), self.loop).result()
 
 
-@pytest.fixture
-def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Running]:
-    monkeypatch.setenv("PD_SHADOW_CONTEXTS", str(tmp_path / "contexts.yaml"))
+@contextlib.contextmanager
+def serving(**settings: Any) -> Iterator[Running]:
+    """A controller of two models with a P and a D each."""
     started: Future[tuple[Running, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        config = ControllerConfig(listen="127.0.0.1:0", grace_seconds=0)
+        config = ControllerConfig.model_validate({"listen": "127.0.0.1:0", "grace_seconds": 0, **settings})
         stop = asyncio.Event()
         async with Controller(config).running() as running:
             for model in "ab":
@@ -59,9 +60,18 @@ def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runn
         thread = threading.Thread(target=lambda: asyncio.run(serve()))
         thread.start()
         running, stop = started.result()
+        try:
+            yield running
+        finally:
+            running.loop.call_soon_threadsafe(stop.set)
+            thread.join()
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Running]:
+    monkeypatch.setenv("PD_SHADOW_CONTEXTS", str(tmp_path / "contexts.yaml"))
+    with serving() as running:
         yield running
-        running.loop.call_soon_threadsafe(stop.set)
-        thread.join()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import trustme
 import yaml
 from click.testing import CliRunner, Result
 
@@ -15,7 +16,8 @@ from pd_shadow.cli.admin.client import Client
 from pd_shadow.cli.admin.contexts import Context, read
 from pd_shadow.cli.main import main
 from pd_shadow.common.config import ConfigError, parse
-from tests.pd_shadow.cli.admin.conftest import Running
+from tests.credentials import issue, trust, write
+from tests.pd_shadow.cli.admin.conftest import Running, serving
 
 
 @pytest.fixture
@@ -140,6 +142,28 @@ def test_the_token_goes_with_every_call(monkeypatch: pytest.MonkeyPatch) -> None
             client.call("GetLedger", admin_pb2.GetLedgerRequest())
         server.stop(None).wait()
     assert seen == ["Bearer abc"]
+
+
+def test_a_context_with_mutual_tls_and_a_token_opens_a_secured_controller(file: Path, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    trusted, server, own = trust(tmp_path, ca), issue(ca, tmp_path, "server"), issue(ca, tmp_path, "operator")
+    tokens = write(tmp_path / "admin.tokens", "good-token-of-some-length\n")
+    secured = {
+        "tls": {"cert_file": server.cert_file, "key_file": server.key_file, "client_ca_file": trusted},
+        "auth": {"admin_token_file": tokens},
+    }
+    with serving(**secured) as controller:
+        by_name = controller.address.replace("127.0.0.1", "localhost")
+        tls = ("--ca", str(trusted), "--cert", str(own.cert_file), "--key", str(own.key_file))
+        assert context("set", "good", "--address", by_name, *tls, "--token-file", str(tokens)).exit_code == 0
+        result = CliRunner().invoke(main, ["admin", "instances", "list"])
+        assert result.exit_code == 0, result.stderr
+        assert "a-p0" in result.stdout
+        assert context("set", "tokenless", "--address", by_name, *tls).exit_code == 0
+        assert context("set", "plain", "--address", controller.address).exit_code == 0
+        for name, says in (("tokenless", "unauthenticated: "), ("plain", "cannot reach the controller")):
+            refused = CliRunner().invoke(main, ["admin", "--context", name, "--timeout", "5", "ledger"])
+            assert (refused.exit_code, says in refused.stderr) == (1, True), refused.stderr
 
 
 def test_the_default_place_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
