@@ -28,6 +28,7 @@ _CODES: dict[int, grpc.StatusCode] = {
     pb.REJECTION_REASON_TOO_MANY_CALLS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pb.REJECTION_REASON_TOO_MANY_STREAMS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pb.REJECTION_REASON_SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    pb.REJECTION_REASON_NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
 }
 # Seconds after which trying again may help, for the refusals where it may.
 _RETRY_SECONDS = {
@@ -35,6 +36,7 @@ _RETRY_SECONDS = {
     pb.REJECTION_REASON_TOO_MANY_CALLS: 1,
     pb.REJECTION_REASON_TOO_MANY_STREAMS: 5,
     pb.REJECTION_REASON_SHUTTING_DOWN: 2,
+    pb.REJECTION_REASON_NOT_LEADER: 2,
 }
 
 

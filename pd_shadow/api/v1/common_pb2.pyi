@@ -576,6 +576,8 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """The prompt is longer than the model's context window."""
     REJECTION_REASON_MIXED_ROLES: _RejectionReason.ValueType  # 14
     """A model is served by colocated instances, or by P and D instances; never by both."""
+    REJECTION_REASON_NOT_LEADER: _RejectionReason.ValueType  # 20
+    """Another controller leads; this one takes over when it no longer can."""
 
 class RejectionReason(_RejectionReason, metaclass=_RejectionReasonEnumTypeWrapper):
     """Why a request to the control plane was refused; the reason field of google.rpc.ErrorInfo."""
@@ -609,6 +611,8 @@ REJECTION_REASON_PROMPT_TOO_LONG: RejectionReason.ValueType  # 13
 """The prompt is longer than the model's context window."""
 REJECTION_REASON_MIXED_ROLES: RejectionReason.ValueType  # 14
 """A model is served by colocated instances, or by P and D instances; never by both."""
+REJECTION_REASON_NOT_LEADER: RejectionReason.ValueType  # 20
+"""Another controller leads; this one takes over when it no longer can."""
 Global___RejectionReason: _TypeAlias = RejectionReason  # noqa: Y015
 
 @_typing.final
