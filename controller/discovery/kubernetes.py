@@ -98,7 +98,7 @@ class KubernetesDiscovery:
         if not feed.version:
             listing = await self._api.list_pods(feed.namespace, selector)
             found = [_read(item) for item in listing.items]
-            self._pods.replace(feed.namespace, [pod for pod in found if pod is not None])
+            self._pods.replace(feed.namespace, [pod for pod in found if pod is not None], listing.version)
             self._reconcile(http, tasks)
             feed.version = listing.version
         async with self._api.watch_pods(feed.namespace, selector, feed.version) as events:

@@ -151,30 +151,31 @@ class Pods:
         self._reserved = frozenset(reserved)
         self._pods: dict[PodKey, Pod] = {}
         self._deleted: OrderedDict[PodKey, str] = OrderedDict()
+        # The versions of the last lists.
+        self._listed: dict[str, str] = {}
         # Uids of pods that were ready once: what is not ready yet is nobody's instance.
         self._taken: set[str] = set()
 
-    def replace(self, namespace: str, pods: Iterable[Pod]) -> None:
-        """A list of a namespace."""
+    def replace(self, namespace: str, pods: Iterable[Pod], version: str) -> None:
+        """A list of a namespace as of `version`."""
         for key in [key for key in self._pods if key[0] == namespace]:
             del self._pods[key]
         for key in [key for key in self._deleted if key[0] == namespace]:
             del self._deleted[key]
         self._pods |= {pod.key: pod for pod in pods if pod.namespace == namespace}
+        self._listed[namespace] = version
 
     def put(self, pod: Pod) -> None:
         """A pod was added or changed."""
-        known = self._pods.get(pod.key)
-        last = known.version if known is not None else self._deleted.get(pod.key)
-        if last is None or not _before(pod.version, last):
+        if not self._late(pod):
             self._deleted.pop(pod.key, None)
             self._pods[pod.key] = pod
 
     def remove(self, pod: Pod) -> None:
         """A pod was deleted, or no longer matches the selector."""
         known = self._pods.get(pod.key)
-        last = known.version if known is not None else self._deleted.get(pod.key, "")
-        if _before(pod.version, last) or (known is not None and known.uid != pod.uid and not _number(pod.version)):
+        another = known is not None and known.uid != pod.uid
+        if self._late(pod) or (another and not _number(pod.version)):
             return
         self._pods.pop(pod.key, None)
         self._deleted[pod.key] = pod.version
@@ -203,6 +204,16 @@ class Pods:
             if pod.address and pod.uid in self._taken:
                 targets[name] = Target(declared, pod.namespace, pod.uid, pod.restarts, pod.standing)
         return View(targets, mistakes)
+
+    def _late(self, pod: Pod) -> bool:
+        """Whether something newer is known of this name."""
+        known = self._pods.get(pod.key)
+        newest = (
+            known.version if known is not None else "",
+            self._deleted.get(pod.key, ""),
+            self._listed.get(pod.namespace, ""),
+        )
+        return any(_before(pod.version, version) for version in newest)
 
     def _holders(self) -> list[Pod]:
         """Pods that have not ended and whose address is theirs."""

@@ -32,7 +32,7 @@ _HANDLERS: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]
 }
 
 
-class LeadershipInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class LeadershipInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """UNAVAILABLE with RetryInfo for every RPC of LED_SERVICES while another controller leads."""
 
     def __init__(self, plane: Plane) -> None:
