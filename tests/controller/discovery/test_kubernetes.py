@@ -356,7 +356,7 @@ async def test_a_rotated_token_is_read_again(server: ApiServer, engine: FakeVllm
         await rig.ready("a")
         server.token = "second"
         server.end_watches()
-        await server.until(lambda: server.count("pods", "watch") > 2)
+        await server.until(lambda: server.count("pods", "list") > 2)
         assert rig.named().ready
         token.unlink()
         token.write_text("second")

@@ -59,7 +59,7 @@ class ApiServer:
         app.router.add_post(leases, self._create_lease)
         app.router.add_get(leases + "/{name}", self._get_lease)
         app.router.add_put(leases + "/{name}", self._update_lease)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
         self._port = self._runner.addresses[0][1]
