@@ -112,8 +112,8 @@ class View(NamedTuple):
 
 def read(pod: Any) -> Pod:
     """A pod of the API's JSON; raises ValueError or TypeError when it cannot be one."""
-    meta = _mapping(_mapping(pod, "the object").get("metadata"), "metadata")
-    spec, status = _mapping(pod.get("spec"), "spec"), _mapping(pod.get("status"), "status")
+    found = _mapping(pod, "the object")
+    meta, spec, status = (_mapping(found.get(part), part) for part in ("metadata", "spec", "status"))
     labels, annotations = _mapping(meta.get("labels"), "labels"), _mapping(meta.get("annotations"), "annotations")
     namespace, name, uid = (meta.get(key) for key in ("namespace", "name", "uid"))
     if not (isinstance(namespace, str) and isinstance(name, str) and isinstance(uid, str) and name and uid):
