@@ -86,7 +86,7 @@ class Pod:
             raise invalid_field(where, f"annotation {MODEL} must be at most {_MAX_MODEL} printable characters")
         port = int(self.port) if self.port.isascii() and self.port.isdigit() and len(self.port) <= 5 else 0
         if not 1 <= port <= 65535:
-            raise invalid_field(where, f"annotation {PORT} is {self.port!r}; make it a port, 1 to 65535")
+            raise invalid_field(where, f"annotation {PORT} is {self.port[:32]!r}; make it a port, 1 to 65535")
         if len(self.hardware) > _MAX_HARDWARE or not self.hardware.isprintable():
             raise invalid_field(where, f"annotation {HARDWARE} must be at most {_MAX_HARDWARE} printable characters")
         host = f"[{self.address}]" if ":" in self.address else self.address

@@ -150,8 +150,7 @@ class Elector:
 
 
 def _record(lease: Json) -> Record:
-    spec: Any = lease.get("spec")
-    spec = spec if isinstance(spec, dict) else {}
+    spec: Any = lease.get("spec", {})
     try:
         return Record(
             str(spec.get("holderIdentity") or ""),
@@ -166,7 +165,7 @@ def _record(lease: Json) -> Record:
 
 def _with(lease: Json, record: Record) -> Json:
     """The Lease with this record; its metadata, and so the version it must still have, as read."""
-    return {**lease, "spec": {**(lease.get("spec") or {}), **_spec(record)}}
+    return {**lease, "spec": {**lease.get("spec", {}), **_spec(record)}}
 
 
 def _spec(record: Record) -> Json:

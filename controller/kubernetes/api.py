@@ -81,7 +81,8 @@ class Api:
         self._tls = access.tls()
 
     async def __aenter__(self) -> Api:
-        connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True)
+        # Every watch keeps a connection, so that a limit would be one on namespaces.
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls if self._tls is not None else True)
         self._http = aiohttp.ClientSession(connector=connector)
         return self
 
@@ -121,17 +122,21 @@ class Api:
         timeout = aiohttp.ClientTimeout(total=None, connect=_REQUEST_SECONDS, sock_read=_SILENCE_SECONDS)
         try:
             async with self._http.get(
-                self._access.url + _pods(namespace), params=query, headers=self._access.headers(), timeout=timeout
+                self._access.url + _pods(namespace),
+                params=query,
+                headers=self._access.headers(),
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 await _check(response)
                 yield _events(response.content)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise _unreachable(error) from error
 
     async def get_lease(self, namespace: str, name: str) -> Json | None:
         """The Lease, or None where there is none yet."""
         try:
-            return await self._call("GET", f"{_leases(namespace)}/{name}")
+            return _lease(await self._call("GET", f"{_leases(namespace)}/{name}"))
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return None
@@ -139,11 +144,11 @@ class Api:
 
     async def create_lease(self, namespace: str, lease: Json) -> Json:
         """409 when somebody else was first."""
-        return await self._call("POST", _leases(namespace), body=lease)
+        return _lease(await self._call("POST", _leases(namespace), body=lease))
 
     async def update_lease(self, namespace: str, lease: Json) -> Json:
         """409 when it is no longer at the version that `lease` carries."""
-        return await self._call("PUT", f"{_leases(namespace)}/{lease['metadata']['name']}", body=lease)
+        return _lease(await self._call("PUT", f"{_leases(namespace)}/{lease['metadata']['name']}", body=lease))
 
     async def _call(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Json | None = None
@@ -157,10 +162,11 @@ class Api:
                 data=None if body is None else orjson.dumps(body),
                 headers={"Content-Type": "application/json", **self._access.headers()},
                 timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 await _check(response)
                 return _parsed(await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise _unreachable(error) from error
 
 
@@ -182,6 +188,13 @@ async def _check(response: aiohttp.ClientResponse) -> None:
         f"the API server answers {response.status} {message or response.reason}{hint}",
         float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0,
     )
+
+
+def _lease(found: Json) -> Json:
+    meta = found.get("metadata")
+    if not isinstance(meta, dict) or "name" not in meta or not isinstance(found.get("spec", {}), dict):
+        raise MalformedError("a Lease without name or spec")
+    return found
 
 
 def _event(line: bytes) -> WatchEvent:

@@ -204,9 +204,13 @@ async def test_a_process_that_comes_back_under_its_name_leads_at_once(place: Pla
 
 async def test_refusals_and_odd_leases_are_waited_out(place: Place) -> None:
     place.server.put_lease("pd-shadow-controller", {"leaseDurationSeconds": "x"})
-    place.server.failures["leases"] = [web.Response(status=403), web.Response(text="<html>")]
+    place.server.failures["leases"] = [
+        web.Response(status=403),
+        web.Response(text="<html>"),
+        web.json_response({"metadata": 3}),
+    ]
     one = place.stand("one")
-    for _ in range(3):
+    for _ in range(4):
         await place.clock.resting(2.0)
         place.clock.advance(2.0)
     await place.clock.resting(2.0)
