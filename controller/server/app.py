@@ -19,8 +19,9 @@ from controller.discovery.kubernetes import KubernetesDiscovery
 from controller.discovery.static import StaticDiscovery
 from controller.election.elector import Elector
 from controller.kubernetes.access import Access, AccessError
-from controller.metrics import registry_for
+from controller.metrics import AccessMetrics, registry_for
 from controller.server.admin import AdminServicer
+from controller.server.auth import Auth, AuthInterceptor
 from controller.server.engine import EngineServicer
 from controller.server.leadership import LED_SERVICES, LeadershipInterceptor
 from controller.server.placement import PlacementServicer
@@ -33,8 +34,10 @@ from pd_shadow.api.v1 import (
     placement_pb2,
     placement_pb2_grpc,
 )
+from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.grpc_options import SERVER_OPTIONS
 from pd_shadow.common.logs import get_logger
+from pd_shadow.common.tls import grpc_server_credentials, is_loopback
 
 TICK_SECONDS = 0.1
 # grpc.health.v1 service names: one for "restart me", one for "send me no new work".
@@ -64,11 +67,15 @@ class Controller:
         self._elector: Elector | None = None
         self._pods: KubernetesDiscovery | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._access = AccessMetrics()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Controller]:
-        """Serve inside the block; drain and stop at its end. Raises StartError when an address is taken, and
-        when Kubernetes is configured but not there."""
+        """Serve inside the block; drain and stop at its end.
+
+        Raises StartError when an address is taken, or when Kubernetes is configured and not there, and CredentialError
+        when a certificate or token file is unusable.
+        """
         self._reach_kubernetes()
         self._server = await self._start_grpc(self.config.listen)
         metrics = await self._start_metrics()
@@ -142,7 +149,17 @@ class Controller:
             await asyncio.sleep(TICK_SECONDS)
 
     async def _start_grpc(self, listen: str) -> grpc.aio.Server:
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[LeadershipInterceptor(self.plane)])
+        tls = self.config.tls
+        credentials = grpc_server_credentials(tls, field="tls", on_stale=self._stale) if tls else None
+        auth = Auth(self.config.auth, on_stale=self._stale)
+        server = grpc.aio.server(
+            interceptors=[
+                AuthInterceptor(auth, lambda reason: self._access.refused.labels(reason).inc()),
+                LeadershipInterceptor(self.plane),
+            ],
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=self.config.limits.max_rpcs,
+        )
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self.plane), server)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(self.plane), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.plane), server)
@@ -160,16 +177,28 @@ class Controller:
         for service in ("", LIVENESS, *services):
             await self._set_health(service, serving=self.plane.leading() or service not in LED_SERVICES)
         try:
-            self.port = server.add_insecure_port(listen)
+            if credentials is None:
+                self.port = server.add_insecure_port(listen)
+            else:
+                self.port = server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise StartError(f"listen: cannot bind {listen}; is another controller running?") from error
         await server.start()
+        if not is_loopback(self.config.listen):
+            if credentials is None:
+                log.warning("plain_text", listen=self.config.listen, fix="set tls.cert_file and tls.key_file")
+            for scope in auth.open_scopes:
+                log.warning("no_tokens_asked", scope=scope.value, fix=f"set auth.{scope}_token_file")
         return server
+
+    def _stale(self, error: CredentialError) -> None:
+        self._access.stale_credentials.labels(error.field).inc()
+        log.warning("credential_not_reloaded", why=str(error), kept="the older one")
 
     async def _start_metrics(self) -> web.AppRunner | None:
         if self.config.metrics_listen is None:
             return None
-        registry = registry_for(self.plane)
+        registry = registry_for(self.plane, self._access)
 
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

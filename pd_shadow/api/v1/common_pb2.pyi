@@ -578,6 +578,12 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """A model is served by colocated instances, or by P and D instances; never by both."""
     REJECTION_REASON_NOT_LEADER: _RejectionReason.ValueType  # 20
     """Another controller leads; this one takes over when it no longer can."""
+    REJECTION_REASON_TOKEN_MISSING: _RejectionReason.ValueType  # 30
+    """The service asks for a bearer token, and the request carried none."""
+    REJECTION_REASON_TOKEN_UNKNOWN: _RejectionReason.ValueType  # 31
+    """The bearer token is none that this controller knows."""
+    REJECTION_REASON_TOKEN_SCOPE: _RejectionReason.ValueType  # 32
+    """The bearer token is valid for another service."""
 
 class RejectionReason(_RejectionReason, metaclass=_RejectionReasonEnumTypeWrapper):
     """Why a request to the control plane was refused; the reason field of google.rpc.ErrorInfo."""
@@ -613,6 +619,12 @@ REJECTION_REASON_MIXED_ROLES: RejectionReason.ValueType  # 14
 """A model is served by colocated instances, or by P and D instances; never by both."""
 REJECTION_REASON_NOT_LEADER: RejectionReason.ValueType  # 20
 """Another controller leads; this one takes over when it no longer can."""
+REJECTION_REASON_TOKEN_MISSING: RejectionReason.ValueType  # 30
+"""The service asks for a bearer token, and the request carried none."""
+REJECTION_REASON_TOKEN_UNKNOWN: RejectionReason.ValueType  # 31
+"""The bearer token is none that this controller knows."""
+REJECTION_REASON_TOKEN_SCOPE: RejectionReason.ValueType  # 32
+"""The bearer token is valid for another service."""
 Global___RejectionReason: _TypeAlias = RejectionReason  # noqa: Y015
 
 @_typing.final
