@@ -38,6 +38,9 @@ def _approach(value: object) -> Approach:
 HostPort = Annotated[str, AfterValidator(_host_port)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Seconds = Annotated[float, Field(gt=0, json_schema_extra={"unit": "seconds"})]
+# RFC 1123: what Kubernetes calls a DNS label, and a DNS subdomain.
+DnsLabel = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+DnsSubdomain = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 
 
 class StaticInstance(Config):
@@ -57,11 +60,37 @@ class StaticInstance(Config):
     """
 
 
+class KubernetesConfig(Config):
+    """Pods as instances, and how to reach the API server; the leader election uses the same access."""
+
+    enabled: bool = False
+    """Whether pods are looked for."""
+    namespaces: tuple[DnsLabel, ...] = ()
+    """Where the pods are; empty for the controller's own namespace."""
+    label_selector: str = Field(default="pdshadow.dev/role", min_length=1)
+    """Which pods are instances."""
+    api_server: BaseUrl | None = None
+    """Base URL of the API server. Unset: that of the cluster this process runs in."""
+    token_file: Path | None = None
+    """File with its token, read again for every request, since the kubelet rotates it. Unset: the service account's."""
+    ca_file: Path | None = None
+    """PEM file with its authority. Unset: the service account's, or the system's for an `api_server` given here."""
+
+    @model_validator(mode="after")
+    def _unique_namespaces(self) -> KubernetesConfig:
+        twice = next((n for n in self.namespaces if self.namespaces.count(n) > 1), None)
+        if twice is not None:
+            raise ValueError(f"namespaces: {twice!r} stands there twice; name each namespace once")
+        return self
+
+
 class DiscoveryConfig(Config):
     """Where instances come from."""
 
     static: tuple[StaticInstance, ...] = ()
     """Stock engines named by hand; engines with the plugin attach by themselves."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """Pods as instances."""
     poll_interval_seconds: Seconds = 0.5
     """Time between two looks at an instance; its /metrics page costs the engine's API server some 10 ms a time."""
     poll_timeout_seconds: Seconds = 5.0
@@ -157,6 +186,45 @@ class LimitsConfig(Config):
     """Events that operators can still list."""
 
 
+# What client-go allows: waits between tries are up to this much longer, and the deadline must leave room for one.
+RETRY_JITTER = 1.2
+
+
+class ElectionConfig(Config):
+    """One of several controllers leads, by a Kubernetes Lease; names, meanings and defaults are client-go's."""
+
+    enabled: bool = False
+    """Whether several controllers may run."""
+    lease_name: DnsSubdomain = "pd-shadow-controller"
+    """The Lease that they hold in turn."""
+    namespace: DnsLabel | None = None
+    """Where the Lease is. Unset: the controller's own namespace."""
+    identity: str | None = Field(default=None, min_length=1, max_length=256)
+    """This controller's name as a holder. Unset: the host name and a random part. A name given here must differ between
+    controllers, such as the pod's.
+    """
+    lease_duration_seconds: int = Field(default=15, ge=1)
+    """How long the others wait after the last sign of the leader."""
+    renew_deadline_seconds: Seconds = 10.0
+    """A leader that could not renew for this long steps down."""
+    retry_period_seconds: Seconds = 2.0
+    """Wait between two tries to get or renew the Lease."""
+
+    @model_validator(mode="after")
+    def _steps_down_before_the_lease_ends(self) -> ElectionConfig:
+        if self.lease_duration_seconds <= self.renew_deadline_seconds:
+            raise ValueError(
+                f"renew_deadline_seconds: {self.renew_deadline_seconds:g} must be less than lease_duration_seconds, "
+                f"{self.lease_duration_seconds}, or two controllers could lead at once"
+            )
+        if self.renew_deadline_seconds <= RETRY_JITTER * self.retry_period_seconds:
+            raise ValueError(
+                f"retry_period_seconds: {self.retry_period_seconds:g} must be less than renew_deadline_seconds / "
+                f"{RETRY_JITTER:g}, which is {self.renew_deadline_seconds / RETRY_JITTER:.3g}"
+            )
+        return self
+
+
 class ControllerConfig(Config):
     """Everything `pd-shadow serve controller` can be told."""
 
@@ -174,6 +242,8 @@ class ControllerConfig(Config):
     """Whether and what to shadow."""
     limits: LimitsConfig = LimitsConfig()
     """Caps on what clients can make the controller hold."""
+    election: ElectionConfig = ElectionConfig()
+    """Which of several controllers leads."""
     grace_seconds: Annotated[float, Field(ge=0)] = 5.0
     """How long running RPCs may go on after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -136,6 +136,26 @@ class Cluster:
         self.registry.declare(declared)
         self.generation += 1
 
+    def withdraw(self, now: float, name: str) -> None:
+        """Discovery names an instance no longer; one that is attached stays until its stream ends."""
+        self._now = now
+        self._apply(self.registry.withdraw(name))
+        self.generation += 1
+
+    def turn_away(self, now: float, name: str, error: RejectedError) -> None:
+        """Tell operators why discovery does not take an instance, and what to change."""
+        self._now = now
+        reason = label(common.RejectionReason.DESCRIPTOR, error.reason)
+        self._event(admin.EVENT_KIND_INSTANCE_STATE, name, reason, error.message)
+
+    def mark_leaving(self, now: float, name: str, *, leaving: bool) -> None:
+        """Discovery says that this life ends soon, or after all does not: it drains, whatever operators say."""
+        self._now = now
+        instance = self.registry.named(name)
+        if instance is not None and instance.leaving != leaving:
+            drained, instance.leaving = instance.draining, leaving
+            self._follow_drain(now, instance, before=drained)
+
     def observe(self, now: float, name: str, facts: Facts, load: LoadReport) -> Changes:
         """A healthy look at an instance; raises RejectedError for an unknown name or a replaced incarnation."""
         self._now = now
@@ -500,7 +520,32 @@ class Cluster:
             self._forget(now, session)
         self._schedule(now)
 
+    def give_up_calls(self, now: float) -> None:
+        """Another controller leads: the calls in flight will not end here."""
+        self._now = now
+        self._give_up(list(self.calls.values()), now)
+
     # Internals.
+
+    def _set_draining(self, now: float, name: str, *, draining: bool) -> None:
+        self._now = now
+        self.registry.check_known(name, field="name")
+        switch(self.registry.switches.drained, name, on=draining)
+        instance = self.registry.named(name)
+        if instance is not None:
+            before, instance.drained = instance.draining, draining
+            self._follow_drain(now, instance, before=before)
+
+    def _follow_drain(self, now: float, instance: Instance, *, before: bool) -> None:
+        """An instance drains now, or no longer does; nothing happens where that is as before."""
+        if instance.draining == before:
+            return
+        if instance.draining:
+            self.jobs.abort_on(now, instance, common.SHADOW_REASON_INSTANCE_DRAINING)
+        self.generation += 1
+        if instance.alive:
+            self._note_state(instance)
+        self._schedule(now)
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)
@@ -581,20 +626,6 @@ class Cluster:
             f"no decode or colocated instance of {model!r} is ready",
             field="model",
         )
-
-    def _set_draining(self, now: float, name: str, *, draining: bool) -> None:
-        self._now = now
-        self.registry.check_known(name, field="name")
-        changed = switch(self.registry.switches.drained, name, on=draining)
-        instance = self.registry.named(name)
-        if not changed or instance is None:
-            return
-        instance.draining = draining
-        if draining:
-            self.jobs.abort_on(now, instance, common.SHADOW_REASON_INSTANCE_DRAINING)
-        self.generation += 1
-        self._note_state(instance)
-        self._schedule(now)
 
     def _leave_draining(self, session: Session) -> None:
         """Unbind the session's sides on instances that drain, where others can take their place."""

@@ -126,9 +126,11 @@ class Instance:
     fetch_leg: str | None = None
     # The number of the stream the plugin reports on; 0 while there is none.
     stream: int = 0
-    # What operators switched: nothing new comes here; no shadow work is done here.
-    draining: bool = False
+    # What operators switched for the name: nothing new comes here; no shadow work is done here.
+    drained: bool = False
     paused: bool = False
+    # Discovery says that this life ends soon.
+    leaving: bool = False
     sessions: int = 0
     prefill_tokens_per_second: float = DEFAULT_PREFILL_TOKENS_PER_SECOND
     gate: LinkGate = field(default_factory=LinkGate)
@@ -145,6 +147,11 @@ class Instance:
     @property
     def ref(self) -> InstanceRef:
         return InstanceRef(self.name, self.facts.incarnation)
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new comes here, while what runs may end: by an operator's wish, or because its life ends."""
+        return self.drained or self.leaving
 
     @property
     def ready(self) -> bool:

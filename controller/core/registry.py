@@ -68,6 +68,16 @@ class Registry:
     def declare(self, declared: Declared) -> None:
         self._declared[declared.name] = declared
 
+    def withdraw(self, name: str) -> Changes:
+        """Discovery names an instance no longer: its life ends, unless it is attached and speaks for itself."""
+        changes = Changes()
+        self._declared.pop(name, None)
+        instance = self._lives.get(name)
+        if instance is not None and instance.alive and not instance.stream:
+            self._end(instance, InstanceInput.LOST, changes)
+        self._forget_gone()
+        return changes
+
     def declared(self) -> list[Declared]:
         return list(self._declared.values())
 
@@ -256,7 +266,7 @@ class Registry:
     def _begin(self, now: float, life: Instance) -> None:
         """A life takes its name, and with it what operators switched for the name."""
         self._lives[life.name] = life
-        life.draining = life.name in self.switches.drained
+        life.drained = life.name in self.switches.drained
         life.pause(now, paused=self.switches.pauses(life.name, life.model))
 
     def _forget_gone(self) -> None:

@@ -82,7 +82,7 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
 def _kind(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " \\| ".join(f"`{value}`" for value in schema["enum"]).replace("\\|", "or")
-    kind: str = {"number": "number", "integer": "integer", "boolean": "true or false"}.get(
+    kind: str = {"number": "number", "integer": "integer", "boolean": "true or false", "array": "list"}.get(
         schema.get("type", ""), "string"
     )
     return "path" if schema.get("format") == "path" else kind

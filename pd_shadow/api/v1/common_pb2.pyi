@@ -594,6 +594,8 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """No such shadow job."""
     REJECTION_REASON_INSTANCE_NOT_READY: _RejectionReason.ValueType  # 17
     """The instance cannot take what an operator wants to bind to it: it is not ready, or drains."""
+    REJECTION_REASON_NOT_LEADER: _RejectionReason.ValueType  # 20
+    """Another controller leads; this one takes over when it no longer can."""
     REJECTION_REASON_TOKEN_MISSING: _RejectionReason.ValueType  # 30
     """The service asks for a bearer token, and the request carried none."""
     REJECTION_REASON_TOKEN_UNKNOWN: _RejectionReason.ValueType  # 31
@@ -639,6 +641,8 @@ REJECTION_REASON_UNKNOWN_SHADOW_JOB: RejectionReason.ValueType  # 16
 """No such shadow job."""
 REJECTION_REASON_INSTANCE_NOT_READY: RejectionReason.ValueType  # 17
 """The instance cannot take what an operator wants to bind to it: it is not ready, or drains."""
+REJECTION_REASON_NOT_LEADER: RejectionReason.ValueType  # 20
+"""Another controller leads; this one takes over when it no longer can."""
 REJECTION_REASON_TOKEN_MISSING: RejectionReason.ValueType  # 30
 """The service asks for a bearer token, and the request carried none."""
 REJECTION_REASON_TOKEN_UNKNOWN: RejectionReason.ValueType  # 31

@@ -250,6 +250,12 @@ class ClusterHistory(RuleBasedStateMachine):
             assert not instance.shadow_legs
             assert instance.fetch_leg is None
 
+    @rule(name=names, leaving=st.booleans())
+    def leave(self, name: str, leaving: bool) -> None:
+        self.w.cluster.mark_leaving(self.w.now, name, leaving=leaving)
+        self._started()
+        assert self.w.instance(name).leaving == leaving
+
     @rule(name=names, scope=st.sampled_from(["cluster", "model", "instance"]), paused=st.booleans())
     def pause(self, name: str, scope: str, paused: bool) -> None:
         cluster = self.w.cluster
@@ -352,7 +358,7 @@ class ClusterHistory(RuleBasedStateMachine):
     def switches_hold_over_restarts(self) -> None:
         switches = self.w.cluster.registry.switches
         for instance in self.w.cluster.registry:
-            assert instance.draining == (instance.name in switches.drained)
+            assert instance.drained == (instance.name in switches.drained)
             assert instance.paused == instance.gate.paused == switches.pauses(instance.name, instance.model)
 
     @invariant()

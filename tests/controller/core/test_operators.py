@@ -96,6 +96,20 @@ def test_a_drain_is_about_the_name_and_outlives_a_restart() -> None:
     assert w.instance("a-p1").shown_state == pb.INSTANCE_STATE_SUSPECT
 
 
+def test_a_life_that_ends_drains_whatever_operators_say_and_the_next_life_does_not() -> None:
+    w = world(replicas=2)
+    w.cluster.mark_leaving(w.now, "a-p0", leaving=True)
+    w.cluster.undrain(w.now, "a-p0")
+    assert w.instance("a-p0").shown_state == pb.INSTANCE_STATE_DRAINING
+    w.healthy("a-p0", "2")
+    assert w.instance("a-p0").ready
+    w.cluster.drain(w.now, "a-p0")
+    w.cluster.mark_leaving(w.now, "a-p0", leaving=False)
+    assert not w.instance("a-p0").ready
+    states = [reason for subject, reason in events(w, admin.EVENT_KIND_INSTANCE_STATE) if subject == "a-p0"]
+    assert states == ["ready", "draining", "gone", "ready", "draining"]
+
+
 def test_where_everything_that_generates_drains_a_call_is_refused_and_keeps_its_warmth() -> None:
     w = world()
     w.call("a", 1000)
