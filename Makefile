@@ -1,10 +1,10 @@
-# make setup | demo | test | lint | api. Every target does its own set-up into .venv/.
+# make setup | demo | test | lint | api | chart. Every target does its own set-up into .venv/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint api clean
+.PHONY: setup demo test lint api chart clean
 
 setup: $(STAMP)
 
@@ -26,12 +26,16 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/python tools/generate_api.py --check
+	$(BIN)/python tools/generate_chart.py --check
 
 test: lint
 	$(BIN)/pytest $(ARGS)
 
 api: $(STAMP)
 	$(BIN)/python tools/generate_api.py
+
+chart: $(STAMP)
+	$(BIN)/python tools/generate_chart.py
 
 clean:
 	rm -rf $(VENV) .run

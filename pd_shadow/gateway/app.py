@@ -103,6 +103,7 @@ class Gateway:
             app.router.add_post(endpoint.value, self._generating(endpoint))
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/accepting", self._accepting)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics_text)
         return app
@@ -173,6 +174,10 @@ class Gateway:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
+
+    async def _accepting(self, _: web.Request) -> web.Response:
+        """Whether new calls may come at all: unlike /ready it does not depend on engines."""
+        return web.Response(status=503, text="draining\n") if self._draining else web.Response(text="accepting\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(text="ready\n") if self.ready else web.Response(status=503, text="not ready\n")
