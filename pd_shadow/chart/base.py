@@ -1,12 +1,13 @@
 """What the models of chart values have in common."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
-from pd_shadow.common.config import Config, parse
+from pd_shadow.common.config import Config, ConfigError, parse
 
 
 class Values(Config):
@@ -21,9 +22,11 @@ class DocumentPart:
     Its schema is that of `model`, less the keys in `owned`, which the chart writes itself, and with nothing required.
     """
 
-    def __init__(self, model: type[Config], *owned: str) -> None:
+    def __init__(self, model: type[Config], *owned: str, stand_ins: Mapping[str, Any] | None = None) -> None:
+        """`stand_ins`: values for required keys among `owned`, to check the rest with."""
         self.model = model
         self.owned = frozenset(owned)
+        self._stand_ins = dict(stand_ins or {})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
@@ -38,8 +41,8 @@ class DocumentPart:
         mine = sorted(self.owned & given.keys())
         if mine:
             raise ValueError(f"{', '.join(mine)}: set by the chart itself; leave out")
-        unknown = sorted(given.keys() - self.model.model_fields.keys())
-        if unknown:
-            # For its message, which names the nearest key.
-            parse(self.model, given)
+        try:
+            parse(self.model, {**given, **self._stand_ins}, source=self.model.__name__)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return given

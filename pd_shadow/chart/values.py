@@ -25,7 +25,12 @@ ENGINE_OWNED = ("model", "served_name", "role", "name", "address", "controller",
 
 ControllerDocument = Annotated[dict[str, Any], DocumentPart(ControllerConfig, *CONTROLLER_OWNED)]
 GatewayDocument = Annotated[dict[str, Any], DocumentPart(GatewayConfig, *GATEWAY_OWNED)]
-EngineDocument = Annotated[dict[str, Any], DocumentPart(GpuEngineCommand, *ENGINE_OWNED)]
+EngineDocument = Annotated[
+    dict[str, Any],
+    DocumentPart(
+        GpuEngineCommand, *ENGINE_OWNED, stand_ins={"model": "model", "served_name": "model", "role": "prefill"}
+    ),
+]
 
 
 class Image(Values):
@@ -61,8 +66,19 @@ class Service(Values):
     """How others reach the pods."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
-    port: k8s.PortNumber
     annotations: k8s.Labels = {}
+
+
+class ControllerService(Service):
+    """How others reach the controller's gRPC port."""
+
+    port: k8s.PortNumber = 7070
+
+
+class GatewayService(Service):
+    """How others reach the OpenAI API."""
+
+    port: k8s.PortNumber = 8000
 
 
 class Workload(Values):
@@ -125,7 +141,7 @@ class Controller(Workload):
     config: ControllerDocument = {}
     """controller.yaml, less what the chart sets: listen, metrics_listen, tls, auth, election, discovery.kubernetes."""
     election: Election = Election()
-    service: Service = Service(port=7070)
+    service: ControllerService = ControllerService()
     service_account: ServiceAccount = ServiceAccount()
     rbac: Rbac = Rbac()
     pod_disruption_budget: DisruptionBudget = DisruptionBudget(enabled=False)
@@ -155,11 +171,9 @@ class Gateway(Workload):
     config: GatewayDocument = {}
     """gateway.yaml, less what the chart sets: controller, listen, TLS and token files."""
     autoscaling: Autoscaling = Autoscaling()
-    service: Service = Service(port=8000)
+    service: GatewayService = GatewayService()
     service_account: ServiceAccount = ServiceAccount()
-    resources: k8s.Resources | None = k8s.Resources(
-        requests={"cpu": "1", "memory": "1Gi"}, limits={"memory": "4Gi"}
-    )
+    resources: k8s.Resources | None = k8s.Resources(requests={"cpu": "1", "memory": "1Gi"}, limits={"memory": "4Gi"})
 
 
 class Rdma(Values):

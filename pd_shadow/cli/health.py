@@ -33,7 +33,7 @@ def health(
     \b
     Examples:
       pd-shadow health 127.0.0.1:7070 --service readiness
-      pd-shadow health https://gateway:8000/accepting --ca-file ca.crt
+      pd-shadow health https://gateway:8000/health --ca-file ca.crt
     """
     if (cert_file is None) != (key_file is None):
         raise click.UsageError("--cert-file and --key-file go together")

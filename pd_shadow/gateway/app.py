@@ -11,8 +11,12 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pd_shadow.api.v1 import common_pb2
+from pd_shadow.common.controller_access import ControllerAccess
+from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.logs import get_logger
 from pd_shadow.common.reasons import label
+from pd_shadow.common.tls import is_loopback, ssl_server_context
+from pd_shadow.gateway.api_keys import ApiKeys
 from pd_shadow.gateway.call import Call, Services
 from pd_shadow.gateway.cluster import ClusterView
 from pd_shadow.gateway.config import GatewayConfig, split_address
@@ -20,7 +24,7 @@ from pd_shadow.gateway.controller_client import ControllerClient
 from pd_shadow.gateway.digest import TokenRatios
 from pd_shadow.gateway.dispatcher import Dispatcher
 from pd_shadow.gateway.engine_client import EngineClient
-from pd_shadow.gateway.identity import identify
+from pd_shadow.gateway.identity import authenticate, identify
 from pd_shadow.gateway.legs import Endpoint
 from pd_shadow.gateway.metrics import Metrics
 from pd_shadow.gateway.openai_errors import ApiError, missing_model
@@ -35,16 +39,22 @@ _LAST_REPORTS_SECONDS = 3.0
 
 
 class Gateway:
-    """One gateway; `start` binds the port, `stop` lets running calls end."""
+    """One gateway; `start` binds the port, `stop` lets running calls end.
+
+    Raises CredentialError when a certificate, token or key file is unusable.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         self.metrics = Metrics()
         self.cluster = ClusterView(config.default_block_size)
         self.engines = EngineClient(config.deadlines)
-        self.controller = ControllerClient(
-            config.controller, f"gateway-{uuid.uuid4().hex}", config.deadlines, self.metrics
+        self._tls = ssl_server_context(config.tls, field="tls", on_stale=self._stale) if config.tls else None
+        self._keys = ApiKeys(config.api_keys_file, on_stale=self._stale) if config.api_keys_file else None
+        access = ControllerAccess(
+            config.controller, config.controller_tls, config.controller_token_file, on_stale=self._stale
         )
+        self.controller = ControllerClient(access, f"gateway-{uuid.uuid4().hex}", config.deadlines, self.metrics)
         self.dispatcher = Dispatcher(config, self.engines, self.controller, self.cluster, self.metrics)
         self._services = Services(
             config,
@@ -75,9 +85,11 @@ class Gateway:
         )
         await self._runner.setup()
         host, port = split_address(self.config.listen)
-        await web.TCPSite(self._runner, host, port).start()
+        await web.TCPSite(self._runner, host, port, ssl_context=self._tls).start()
         bound = self._runner.addresses[0]
-        url = f"http://[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"http://{bound[0]}:{bound[1]}"
+        scheme = "https" if self._tls else "http"
+        url = f"{scheme}://[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{scheme}://{bound[0]}:{bound[1]}"
+        self._warn_about_open_doors()
         log.info("gateway_ready", url=url, controller=self.config.controller, gateway_id=self.controller.gateway_id)
         return url
 
@@ -103,7 +115,6 @@ class Gateway:
             app.router.add_post(endpoint.value, self._generating(endpoint))
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/health", self._health)
-        app.router.add_get("/accepting", self._accepting)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics_text)
         return app
@@ -118,13 +129,15 @@ class Gateway:
             self._in_flight += 1
             self.metrics.in_flight.set(self._in_flight)
             try:
+                # Before the body: strangers are not worth its memory.
+                tenant = authenticate(request.headers, self._keys)
                 body = await self._read(request)
-                identity = identify(request.headers, body)
+                identity = identify(request.headers, body, tenant)
                 model = self.cluster.model_label(body["model"])
                 call = Call(self._services, endpoint, body, identity)
                 response = await call.run(request)
             except ApiError as error:
-                outcome = "rejected" if error.status in (400, 404, 413, 422) else "unplaced"
+                outcome = "rejected" if error.status in (400, 401, 403, 404, 413, 422) else "unplaced"
                 raise
             except (asyncio.CancelledError, ConnectionResetError):
                 outcome = label(common_pb2.CallOutcome.DESCRIPTOR, common_pb2.CALL_OUTCOME_CLIENT_GONE)
@@ -159,7 +172,8 @@ class Gateway:
             raise missing_model(self.cluster.models)
         return body
 
-    async def _list_models(self, _: web.Request) -> web.Response:
+    async def _list_models(self, request: web.Request) -> web.Response:
+        authenticate(request.headers, self._keys)
         models = [
             {
                 "id": model,
@@ -175,12 +189,22 @@ class Gateway:
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _accepting(self, _: web.Request) -> web.Response:
-        """Whether new calls may come at all: unlike /ready it does not depend on engines."""
-        return web.Response(status=503, text="draining\n") if self._draining else web.Response(text="accepting\n")
-
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(text="ready\n") if self.ready else web.Response(status=503, text="not ready\n")
+
+    def _stale(self, error: CredentialError) -> None:
+        self.metrics.stale_credentials.labels(error.field).inc()
+        log.warning("credential_not_reloaded", why=str(error), kept="the older one")
+
+    def _warn_about_open_doors(self) -> None:
+        config = self.config
+        if not is_loopback(config.listen):
+            if config.tls is None:
+                log.warning("plain_text", listen=config.listen, fix="set tls.cert_file and tls.key_file")
+            if config.api_keys_file is None:
+                log.warning("no_api_keys_asked", listen=config.listen, fix="set api_keys_file")
+        if config.controller_token_file and config.controller_tls is None and not is_loopback(config.controller):
+            log.warning("token_in_plain_text", controller=config.controller, fix="set controller_tls")
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})

@@ -115,19 +115,22 @@ def test_grace_periods_are_above_the_drain_time() -> None:
     assert grace["pd-shadow-small-prefill"] > 600
 
 
+def asked(probe: Manifest) -> Manifest:
+    """What a probe asks, without how often."""
+    return {kind: probe[kind] for kind in ("grpc", "httpGet", "tcpSocket", "exec") if kind in probe}
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_probes_ask_different_things_and_never_for_engines(name: str) -> None:
     for workload, spec in pod_specs(rendered(name)).items():
         for container in spec["containers"]:
-            if "livenessProbe" not in container:
+            if spec.get("restartPolicy") == "Never":
                 continue
-            live, ready = (
-                {key: value for key, value in container[f"{probe}nessProbe"].items() if key in ("grpc", "httpGet", "exec")}
-                for probe in ("live", "readi")
-            )
+            live, ready = asked(container["livenessProbe"]), asked(container["readinessProbe"])
             assert live != ready, workload
+            # The gateway's /ready waits for engines.
             assert "/ready" not in str(ready)
-            assert "startupProbe" in container
+            assert asked(container["startupProbe"]) == live
 
 
 def test_start_up_waits_as_long_as_weights_take() -> None:
@@ -147,7 +150,9 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
-    return {m["metadata"]["name"]: m["spec"]["template"]["metadata"] for m in manifests if "template" in m.get("spec", {})}
+    return {
+        m["metadata"]["name"]: m["spec"]["template"]["metadata"] for m in manifests if "template" in m.get("spec", {})
+    }
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -176,8 +181,7 @@ def reaches(manifests: list[Manifest], source: str, target: str, port: int) -> b
     def allows(here: str, there: str, direction: str, peers: str) -> bool:
         mine = [p["spec"] for p in policies if selects(p["spec"]["podSelector"], found[here])]
         return not mine or any(
-            _port(rule, port)
-            and (peers not in rule or any(_peer(peer, found[there]) for peer in rule[peers]))
+            _port(rule, port) and (peers not in rule or any(_peer(peer, found[there]) for peer in rule[peers]))
             for policy in mine
             for rule in policy.get(direction, ())
         )

@@ -154,7 +154,7 @@ class GpuEngineCommand(Config):
             if value is not None:
                 arguments += [flag, str(value)]
         if self.plugin is not None:
-            # Said aloud: where vLLM would quietly fall back to the synchronous scheduler, it then fails with the reason.
+            # Said aloud: where vLLM would quietly schedule synchronously, it then fails with the reason.
             arguments += ["--async-scheduling", *plugin_arguments(self._attached(self.plugin), ASYNC_SCHEDULER)]
         nixl = nixl_connector(self.role, self.kv_lease_seconds, buffer_device=self.kv_buffer_device)
         transfer = kv_transfer(nixl, self.host_tier, cpu_rig=False)
