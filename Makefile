@@ -27,6 +27,7 @@ lint: $(STAMP)
 	$(BIN)/buf lint
 	$(BIN)/python tools/generate_api.py --check
 	$(BIN)/python tools/generate_chart.py --check
+	$(BIN)/hadolint docker/*.Dockerfile
 
 test: lint
 	$(BIN)/pytest $(ARGS)

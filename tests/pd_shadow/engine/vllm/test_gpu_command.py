@@ -87,7 +87,7 @@ def test_what_is_unset_is_left_to_vllm() -> None:
 
 @pytest.mark.parametrize("flag", [*OWNED_FLAGS, "--kv_transfer_config", "--port=9000", "--kv-offloading-size"])
 def test_flags_that_settings_make_are_refused_with_the_setting(flag: str) -> None:
-    with pytest.raises(ValidationError, match="extra_args: .* instead of it use"):
+    with pytest.raises(ValidationError, match=r"extra_args: .* instead of it use"):
         command(extra_args=(flag, "x"))
 
 
@@ -121,6 +121,22 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
 def test_an_engine_that_would_not_work_does_not_start(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         command(**changes).argv()
+
+
+@pytest.mark.engine
+def test_vllm_takes_every_flag() -> None:
+    """By vLLM's own parser; nothing is started."""
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    built = command(
+        tensor_parallel_size=2, block_size=16, max_model_len=4096, max_num_batched_tokens=2048, max_num_seqs=8,
+        controller="c:7070", host_tier={"size_gib": 64}, extra_args=("--quantization", "fp8"),
+    )  # fmt: skip
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(built.argv()[3:])
+    assert (parsed.model, parsed.served_model_name, parsed.tensor_parallel_size) == ("org/model", ["m"], 2)
+    assert (parsed.async_scheduling, parsed.scheduling_policy) == (True, "priority")
+    assert parsed.additional_config["pd_shadow"]["reporter"]["name"] == "m-p-0"
 
 
 def serve(path: Path, *arguments: str) -> Any:
