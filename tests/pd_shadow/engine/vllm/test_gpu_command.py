@@ -126,7 +126,7 @@ def test_an_engine_that_would_not_work_does_not_start(changes: dict[str, Any], s
 @pytest.mark.engine
 def test_vllm_takes_every_flag() -> None:
     """By vLLM's own parser; nothing is started."""
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     built = command(
