@@ -39,9 +39,9 @@ def main(path: Path | None, check: bool, **overrides: str | None) -> None:
     configure(config.log_level, config.log_format)
     try:
         asyncio.run(Controller(config).serve())
-    except StartError as error:
+    except (ConfigError, StartError) as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
 if __name__ == "__main__":

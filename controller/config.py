@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pd_shadow.common.config import Config
 from pd_shadow.common.logs import LogFormat
+from pd_shadow.common.tls import ServerTls
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, named
 from transfer.chunks import CHUNK_TOKENS
 
@@ -112,6 +114,17 @@ class ShadowConfig(Config):
         return self
 
 
+class AuthConfig(Config):
+    """Who may call what: files of bearer tokens, one a line. A scope without a file asks for none."""
+
+    # AdminService and reflection; an admin token is good for the other services too.
+    admin_token_file: Path | None = None
+    # PlacementService.
+    gateway_token_file: Path | None = None
+    # EngineService.
+    instance_token_file: Path | None = None
+
+
 class LimitsConfig(Config):
     """Caps on what clients can make the controller hold."""
 
@@ -121,6 +134,8 @@ class LimitsConfig(Config):
     # A call that no gateway ended is given up after this time.
     max_call_seconds: Seconds = 3600.0
     max_streams: int = Field(default=1_000, ge=1)
+    # RPCs open at once, streams of every kind included; more are refused.
+    max_rpcs: int = Field(default=10_000, ge=1)
     # A gateway whose shadow stream broke may come back for this long before its calls are given up.
     gateway_grace_seconds: Seconds = 10.0
     events_kept: int = Field(default=2_000, ge=1)
@@ -133,6 +148,9 @@ class ControllerConfig(Config):
     listen: HostPort = "127.0.0.1:7070"
     # Address of the Prometheus endpoint; unset for none.
     metrics_listen: HostPort | None = None
+    # TLS of the gRPC server; unset for plain text.
+    tls: ServerTls | None = None
+    auth: AuthConfig = AuthConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     shadow: ShadowConfig = ShadowConfig()
     limits: LimitsConfig = LimitsConfig()

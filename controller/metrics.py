@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from prometheus_client import Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -128,8 +129,23 @@ class ClusterCollector(Collector):
         )
 
 
-def registry_for(plane: Plane) -> CollectorRegistry:
+class AccessMetrics:
+    """What the server counts before the core hears of a call. Label values are fields and reasons of this API."""
+
+    def __init__(self) -> None:
+        self.refused = Counter(f"{PREFIX}refused_rpcs", "RPCs without the right token.", ["reason"], registry=None)
+        self.stale_credentials = Counter(
+            f"{PREFIX}stale_credentials",
+            "Changed credential files that could not be used, so that the older content stays in force.",
+            ["field"],
+            registry=None,
+        )
+
+
+def registry_for(plane: Plane, access: AccessMetrics) -> CollectorRegistry:
     """A registry with the controller's metrics and nothing else."""
     registry = CollectorRegistry()
     registry.register(ClusterCollector(plane))
+    registry.register(access.refused)
+    registry.register(access.stale_credentials)
     return registry

@@ -168,6 +168,9 @@ class Cluster:
         instance = self.registry.attached(ref, stream)
         self.generation += 1
         for key, tokens in resident:
+            # Discovery saw this life first, and a leg began: what the engine holds is that leg's, which will say so.
+            if self.jobs.has_leg_on(key, instance):
+                continue
             session = self.sessions.admit(now, key)
             if session is not None:
                 self.coverage.restore(session.binding(instance.model), instance, tokens)

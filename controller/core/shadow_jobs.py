@@ -114,6 +114,11 @@ class ShadowJobs:
             self.cancel(job, reason)
         self._refresh(job)
 
+    def has_leg_on(self, session: SessionKey, instance: Instance) -> bool:
+        """Whether a leg of the session's job for the instance's model is in flight there."""
+        job = self._jobs.get((session, instance.model))
+        return job is not None and job.leg is not None and job.leg.instance is instance
+
     def homeless(self, model: str) -> list[ShadowJob]:
         """Jobs of a model without a leg whose P, D or colocated instance is no more."""
         return [

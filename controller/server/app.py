@@ -15,8 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from controller.config import ControllerConfig
 from controller.discovery.static import StaticDiscovery
-from controller.metrics import registry_for
+from controller.metrics import AccessMetrics, registry_for
 from controller.server.admin import AdminServicer
+from controller.server.auth import Auth, AuthInterceptor
 from controller.server.engine import EngineServicer
 from controller.server.placement import PlacementServicer
 from controller.server.plane import Plane
@@ -28,8 +29,10 @@ from pd_shadow.api.v1 import (
     placement_pb2,
     placement_pb2_grpc,
 )
+from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.grpc_options import SERVER_OPTIONS
 from pd_shadow.common.logs import get_logger
+from pd_shadow.common.tls import grpc_server_credentials, is_loopback
 
 TICK_SECONDS = 0.1
 # grpc.health.v1 service names: one for "restart me", one for "send me no new work".
@@ -54,10 +57,14 @@ class Controller:
         # Ends only by cancellation; any other end is a failure of the process.
         self._background: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._access = AccessMetrics()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Controller]:
-        """Serve inside the block; drain and stop at its end. Raises StartError when an address is taken."""
+        """Serve inside the block; drain and stop at its end.
+
+        Raises StartError when an address is taken, and CredentialError when a certificate or token file is unusable.
+        """
         server = await self._start_grpc()
         metrics = await self._start_metrics()
         background = self._background = asyncio.create_task(self._work())
@@ -100,7 +107,14 @@ class Controller:
             await asyncio.sleep(TICK_SECONDS)
 
     async def _start_grpc(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        tls = self.config.tls
+        credentials = grpc_server_credentials(tls, field="tls", on_stale=self._stale) if tls else None
+        auth = Auth(self.config.auth, on_stale=self._stale)
+        server = grpc.aio.server(
+            interceptors=[AuthInterceptor(auth, lambda reason: self._access.refused.labels(reason).inc())],
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=self.config.limits.max_rpcs,
+        )
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self.plane), server)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(self.plane), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.plane), server)
@@ -118,16 +132,28 @@ class Controller:
         for service in ("", LIVENESS, *services):
             await self._set_health(service, serving=True)
         try:
-            self.port = server.add_insecure_port(self.config.listen)
+            if credentials is None:
+                self.port = server.add_insecure_port(self.config.listen)
+            else:
+                self.port = server.add_secure_port(self.config.listen, credentials)
         except RuntimeError as error:
             raise StartError(f"listen: cannot bind {self.config.listen}; is another controller running?") from error
         await server.start()
+        if not is_loopback(self.config.listen):
+            if credentials is None:
+                log.warning("plain_text", listen=self.config.listen, fix="set tls.cert_file and tls.key_file")
+            for scope in auth.open_scopes:
+                log.warning("no_tokens_asked", scope=scope.value, fix=f"set auth.{scope}_token_file")
         return server
+
+    def _stale(self, error: CredentialError) -> None:
+        self._access.stale_credentials.labels(error.field).inc()
+        log.warning("credential_not_reloaded", why=str(error), kept="the older one")
 
     async def _start_metrics(self) -> web.AppRunner | None:
         if self.config.metrics_listen is None:
             return None
-        registry = registry_for(self.plane)
+        registry = registry_for(self.plane, self._access)
 
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -69,13 +69,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             validation.name("hello.ref.name", hello.ref.name),
             validation.name("hello.model", hello.model),
             hello.role,
-            hello.url.rstrip("/"),
+            validation.name("hello.url", hello.url, limit=validation.MAX_URL).rstrip("/"),
             validation.name("hello.hardware", hello.hardware, limit=validation.MAX_HARDWARE, empty=True),
         )
         facts = Facts(
             validation.name("hello.ref.incarnation", hello.ref.incarnation),
             hello.block_size,
-            hello.hash_algorithm,
+            validation.name("hello.hash_algorithm", hello.hash_algorithm, empty=True),
             hello.max_context_tokens,
             validation.name("hello.plugin_version", hello.plugin_version, empty=True),
             validation.name("hello.vllm_version", hello.vllm_version, empty=True),

@@ -28,6 +28,9 @@ _CODES: dict[int, grpc.StatusCode] = {
     pb.REJECTION_REASON_TOO_MANY_CALLS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pb.REJECTION_REASON_TOO_MANY_STREAMS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pb.REJECTION_REASON_SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    pb.REJECTION_REASON_TOKEN_MISSING: grpc.StatusCode.UNAUTHENTICATED,
+    pb.REJECTION_REASON_TOKEN_UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
+    pb.REJECTION_REASON_TOKEN_SCOPE: grpc.StatusCode.PERMISSION_DENIED,
 }
 # Seconds after which trying again may help, for the refusals where it may.
 _RETRY_SECONDS = {

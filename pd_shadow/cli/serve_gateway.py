@@ -29,6 +29,9 @@ def gateway(config: Path | None, controller: str | None, listen: str | None, log
         sys.exit(2)
     try:
         asyncio.run(serve(settings))
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
     except OSError as error:
         click.echo(f"cannot listen on {settings.listen}: {os.strerror(error.errno or 0)}", err=True)
         sys.exit(1)

@@ -1,10 +1,12 @@
 """Configuration of one gateway process."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from pd_shadow.common.config import Config
+from pd_shadow.common.tls import ClientTls, KeyPairFiles
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -67,7 +69,15 @@ class GatewayConfig(Config):
     """Everything `pd-shadow serve gateway` can be told."""
 
     controller: Address = "127.0.0.1:7070"
+    # TLS to the controller; unset for plain text.
+    controller_tls: ClientTls | None = None
+    # The token to show to the controller, the first one of this file.
+    controller_token_file: Path | None = None
     listen: Address = "127.0.0.1:8000"
+    # TLS of the OpenAI port; unset for plain text.
+    tls: KeyPairFiles | None = None
+    # Clients' bearer keys, one TENANT:KEY a line. Unset: everybody is served, as the tenant named in X-Tenant-ID.
+    api_keys_file: Path | None = None
     deadlines: Deadlines = Deadlines()
     caps: Caps = Caps()
     shadow: Shadow = Shadow()

@@ -1,14 +1,16 @@
 """gRPC to the controller: placements by unary calls, everything else by streams that reconnect by themselves."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from pd_shadow.api.v1 import common_pb2, placement_pb2
 from pd_shadow.api.v1.placement_pb2_grpc import PlacementServiceStub
-from pd_shadow.common.grpc_options import CLIENT_OPTIONS
+from pd_shadow.common.controller_access import ControllerAccess
 from pd_shadow.common.logs import get_logger
 from pd_shadow.gateway.config import Deadlines
 from pd_shadow.gateway.metrics import Metrics
@@ -33,12 +35,24 @@ class ControllerUnreachableError(Exception):
     """The controller did not answer in time, or there is no way to it."""
 
 
+@dataclass(eq=False)
+class _Link:
+    """One channel, made with one set of certificates."""
+
+    credentials: grpc.ChannelCredentials | None
+    channel: grpc.aio.Channel
+    stub: "PlacementServiceAsyncStub"
+    rpcs: int = 0
+
+
 class ControllerClient:
     """The gateway's side of PlacementService; `start` needs a running loop, `close` ends every stream."""
 
-    def __init__(self, address: str, gateway_id: str, deadlines: Deadlines, metrics: Metrics) -> None:
+    def __init__(self, access: ControllerAccess, gateway_id: str, deadlines: Deadlines, metrics: Metrics) -> None:
         self.gateway_id = gateway_id
-        self._address = address
+        self._access = access
+        # Channels that are open: the last one takes new RPCs, the others finish what they have.
+        self._links: list[_Link] = []
         self._deadlines = deadlines
         self._metrics = metrics
         self._progress: asyncio.Queue[placement_pb2.ReportProgressRequest] = asyncio.Queue(_QUEUE)
@@ -53,19 +67,20 @@ class ControllerClient:
         on_work: Callable[[placement_pb2.WatchShadowWorkResponse], None],
         on_work_lost: Callable[[], None],
     ) -> None:
-        """Open the channel and the streams; the callbacks run in the loop and must not block."""
-        self._channel = grpc.aio.insecure_channel(self._address, options=CLIENT_OPTIONS)
-        self._stub: PlacementServiceAsyncStub = PlacementServiceStub(self._channel)
+        """Open the streams; the callbacks run in the loop and must not block."""
 
         async def watch_cluster() -> None:
-            async for view in self._stub.WatchCluster(placement_pb2.WatchClusterRequest()):
-                on_cluster(view)
+            with self._link() as stub:
+                request = placement_pb2.WatchClusterRequest()
+                async for view in stub.WatchCluster(request, metadata=self._access.metadata()):
+                    on_cluster(view)
 
         async def watch_work() -> None:
             request = placement_pb2.WatchShadowWorkRequest(gateway_id=self.gateway_id)
             try:
-                async for work in self._stub.WatchShadowWork(request):
-                    on_work(work)
+                with self._link() as stub:
+                    async for work in stub.WatchShadowWork(request, metadata=self._access.metadata()):
+                        on_work(work)
             finally:
                 on_work_lost()
 
@@ -78,12 +93,13 @@ class ControllerClient:
         self._spawn(self._send_reports())
 
     async def close(self) -> None:
-        """End all streams and the channel."""
+        """End all streams and channels."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._channel.close(None)
+        for link in [*self._links]:
+            await link.channel.close(None)
 
     async def begin(self, request: placement_pb2.BeginCallRequest) -> placement_pb2.BeginCallResponse:
         """Place a call.
@@ -110,7 +126,8 @@ class ControllerClient:
     async def end(self, request: placement_pb2.EndCallRequest) -> placement_pb2.EndCallResponse:
         """End a call, once: a second attempt could meet a controller that counted the first. Empty on failure."""
         try:
-            return await self._stub.EndCall(request, timeout=self._deadlines.end_call)
+            with self._link() as stub:
+                return await stub.EndCall(request, timeout=self._deadlines.end_call, metadata=self._access.metadata())
         except grpc.aio.AioRpcError as error:
             self._metrics.lost_reports.labels("end_call").inc()
             log.warning("end_call_failed", call_id=request.call_id, code=error.code().name)
@@ -126,7 +143,32 @@ class ControllerClient:
             self._metrics.lost_reports.labels("shadow_work").inc()
 
     async def _begin(self, request: placement_pb2.BeginCallRequest) -> placement_pb2.BeginCallResponse:
-        return await self._stub.BeginCall(request, timeout=10 * self._deadlines.begin_call)
+        with self._link() as stub:
+            return await stub.BeginCall(
+                request, timeout=10 * self._deadlines.begin_call, metadata=self._access.metadata()
+            )
+
+    @contextlib.contextmanager
+    def _link(self) -> Iterator["PlacementServiceAsyncStub"]:
+        """A stub for one RPC. Certificates that changed get a new channel; RPCs on an older one are left to end."""
+        credentials = self._access.credentials()
+        if not self._links or self._links[-1].credentials is not credentials:
+            channel = self._access.aio_channel(credentials)
+            self._links.append(_Link(credentials, channel, PlacementServiceStub(channel)))
+            self._close_idle()
+        link = self._links[-1]
+        link.rpcs += 1
+        try:
+            yield link.stub
+        finally:
+            link.rpcs -= 1
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        idle = [link for link in self._links[:-1] if not link.rpcs]
+        for link in idle:
+            self._links.remove(link)
+            self._spawn(link.channel.close(None))
 
     def _end_late(self, task: "asyncio.Task[placement_pb2.BeginCallResponse]") -> None:
         if task.cancelled() or task.exception() is not None:
@@ -145,20 +187,24 @@ class ControllerClient:
         return task
 
     async def _send_progress(self) -> None:
-        # Without an iterator, requests are written one by one; the generated stub does not know this form.
-        call = self._stub.ReportProgress()  # type: ignore[call-arg]
-        while True:
-            if self._unsent is None:
-                self._unsent = await self._progress.get()
-            await call.write(self._unsent)
-            self._unsent = None
+        with self._link() as stub:
+            # Without an iterator, requests are written one by one; the generated stub does not know this form.
+            call = stub.ReportProgress(metadata=self._access.metadata())  # type: ignore[call-arg]
+            while True:
+                if self._unsent is None:
+                    self._unsent = await self._progress.get()
+                await call.write(self._unsent)
+                self._unsent = None
 
     async def _send_reports(self) -> None:
         while True:
             request = await self._reports.get()
             for attempt in range(_REPORT_ATTEMPTS):
                 try:
-                    await self._stub.ReportShadowWork(request, timeout=_REPORT_SECONDS, wait_for_ready=True)
+                    with self._link() as stub:
+                        await stub.ReportShadowWork(
+                            request, timeout=_REPORT_SECONDS, wait_for_ready=True, metadata=self._access.metadata()
+                        )
                     break
                 except grpc.aio.AioRpcError as error:
                     log.info("shadow_report_failed", code=error.code().name, attempt=attempt + 1)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pd_shadow.api.v1 import common_pb2
+from pd_shadow.common.tokens import bearer
 from pd_shadow.engine.vllm import session_tag
+from pd_shadow.gateway.api_keys import ApiKeys
 from pd_shadow.gateway.openai_errors import ApiError
 
 MAX_ID_CHARS = 256
@@ -35,11 +37,28 @@ class CallIdentity:
         return common_pb2.SessionKey(tenant=self.tenant, session_id=self.session_id)
 
 
-def identify(headers: Mapping[str, str], body: Mapping[str, Any]) -> CallIdentity:
+def authenticate(headers: Mapping[str, str], keys: ApiKeys | None) -> str:
+    """The tenant a request belongs to: its key's; without keys, whichever it names in X-Tenant-ID.
+
+    Raises ApiError: 401 without a valid key, 403 for a key and another tenant's name, 400 for a malformed name.
+    """
+    named = headers.get("X-Tenant-ID", "")
+    if named:
+        _check(named, "header X-Tenant-ID", session_tag.MAX_TENANT_CHARS)
+    if keys is None:
+        return named
+    key = bearer(headers.get("Authorization"))
+    tenant = None if key is None else keys.tenant(key)
+    if tenant is None:
+        said = "Missing API key" if key is None else "Incorrect API key"
+        raise ApiError(401, f"{said}; expected header 'Authorization: Bearer KEY'.", code="invalid_api_key")
+    if named not in ("", tenant):
+        raise ApiError(403, "Header X-Tenant-ID names another tenant than the API key's.", code="wrong_tenant")
+    return tenant
+
+
+def identify(headers: Mapping[str, str], body: Mapping[str, Any], tenant: str) -> CallIdentity:
     """Read a call's identity; raises ApiError (400) that names the place and the rule."""
-    tenant = headers.get("X-Tenant-ID", "")
-    if tenant:
-        _check(tenant, "header X-Tenant-ID", session_tag.MAX_TENANT_CHARS)
     return CallIdentity(
         tenant=tenant,
         session_id=_value(headers, "X-Session-ID", body, "session_id", MAX_ID_CHARS),

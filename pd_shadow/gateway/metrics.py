@@ -37,6 +37,11 @@ class Metrics:
             "Real prompts that left their rendering before its last whole block.",
             "model",
         )
+        self.stale_credentials = self._counter(
+            f"{prefix}_stale_credentials",
+            "Changed credential files that could not be used, so that the older content stays in force.",
+            "field",
+        )
         self.lost_reports = self._counter(f"{prefix}_lost_reports", "Reports to the controller given up on.", "kind")
         self.in_flight = Gauge(f"{prefix}_in_flight_calls", "Calls running now.", registry=self.registry)
         self.sessions = Gauge(f"{prefix}_sessions", "Sessions held for shadow legs.", registry=self.registry)

@@ -15,6 +15,8 @@ CLIENT_MISTAKES = frozenset({400, 413, 422})
 
 _TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "invalid_request_error",
     404: "invalid_request_error",
     413: "invalid_request_error",
     422: "invalid_request_error",
@@ -60,7 +62,8 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers that belong to the error."""
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:

@@ -156,9 +156,11 @@ def _ended(task: "asyncio.Task[_Ended]") -> _Ended:
         return task.result()
     if isinstance(error, EngineTimeoutError):
         return _Ended(common_pb2.LEG_OUTCOME_TIMED_OUT, detail=str(error))
-    if not isinstance(error, EngineUnreachableError):
-        log.error("shadow_leg_crashed", exc_info=error)
-    return _Ended(common_pb2.LEG_OUTCOME_FAILED, detail=str(error))
+    if isinstance(error, EngineUnreachableError):
+        return _Ended(common_pb2.LEG_OUTCOME_FAILED, detail=str(error))
+    log.error("shadow_leg_crashed", exc_info=error)
+    # What an unforeseen error says could quote the prompt, and the controller logs it.
+    return _Ended(common_pb2.LEG_OUTCOME_FAILED, detail=type(error).__name__)
 
 
 def _cached(reply: Reply) -> int:

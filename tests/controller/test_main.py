@@ -48,6 +48,14 @@ def test_bad_configuration_exits_with_2_and_names_the_key(tmp_path: Path, text: 
     assert message in result.stderr
 
 
+def test_an_unusable_credential_exits_with_2_and_names_field_and_path(tmp_path: Path) -> None:
+    path = tmp_path / "controller.yaml"
+    path.write_text(f"{{listen: '127.0.0.1:0', auth: {{admin_token_file: {tmp_path}/none}}}}")
+    result = run("--config", str(path))
+    assert result.returncode == 2
+    assert result.stderr == f"error: auth.admin_token_file: {tmp_path}/none: No such file or directory\n"
+
+
 def test_a_good_configuration_passes_the_check(tmp_path: Path) -> None:
     path = tmp_path / "controller.yaml"
     path.write_text("discovery: {static: [{name: a, model: m, role: decode, url: 'http://h:1'}]}")

@@ -576,6 +576,12 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """The prompt is longer than the model's context window."""
     REJECTION_REASON_MIXED_ROLES: _RejectionReason.ValueType  # 14
     """A model is served by colocated instances, or by P and D instances; never by both."""
+    REJECTION_REASON_TOKEN_MISSING: _RejectionReason.ValueType  # 30
+    """The service asks for a bearer token, and the request carried none."""
+    REJECTION_REASON_TOKEN_UNKNOWN: _RejectionReason.ValueType  # 31
+    """The bearer token is none that this controller knows."""
+    REJECTION_REASON_TOKEN_SCOPE: _RejectionReason.ValueType  # 32
+    """The bearer token is valid for another service."""
 
 class RejectionReason(_RejectionReason, metaclass=_RejectionReasonEnumTypeWrapper):
     """Why a request to the control plane was refused; the reason field of google.rpc.ErrorInfo."""
@@ -609,6 +615,12 @@ REJECTION_REASON_PROMPT_TOO_LONG: RejectionReason.ValueType  # 13
 """The prompt is longer than the model's context window."""
 REJECTION_REASON_MIXED_ROLES: RejectionReason.ValueType  # 14
 """A model is served by colocated instances, or by P and D instances; never by both."""
+REJECTION_REASON_TOKEN_MISSING: RejectionReason.ValueType  # 30
+"""The service asks for a bearer token, and the request carried none."""
+REJECTION_REASON_TOKEN_UNKNOWN: RejectionReason.ValueType  # 31
+"""The bearer token is none that this controller knows."""
+REJECTION_REASON_TOKEN_SCOPE: RejectionReason.ValueType  # 32
+"""The bearer token is valid for another service."""
 Global___RejectionReason: _TypeAlias = RejectionReason  # noqa: Y015
 
 @_typing.final

@@ -21,7 +21,10 @@ PUBLISH_SECONDS = 0.1
 
 
 class Attachment:
-    """Opened and closed with the engine. Raises OSError or NeighboursFullError when a part cannot be opened."""
+    """Opened and closed with the engine.
+
+    Raises OSError, CredentialError or NeighboursFullError when a part cannot be opened.
+    """
 
     def __init__(self, settings: PluginSettings, facts: EngineFacts, log: StepLog) -> None:
         self._reporter = Reporter(settings.reporter, facts) if settings.reporter else None

@@ -23,7 +23,8 @@ from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.api.v1.engine_pb2_grpc import EngineServiceStub
 from pd_shadow.common.config import ConfigError
-from pd_shadow.common.grpc_options import CLIENT_OPTIONS
+from pd_shadow.common.controller_access import ControllerAccess
+from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.engine.vllm import directives, session_tag
 from pd_shadow.engine.vllm.backoff import Backoff
 from pd_shadow.engine.vllm.directives import Directive, Directives
@@ -49,6 +50,8 @@ _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
 }
 
 
@@ -76,6 +79,7 @@ class Reporter:
 
     `serving(url)` says whether the engine's HTTP server answers: it starts after the engine core, and no gateway should
     hear of the engine before. `pause(event, seconds)` waits between attempts, and ends early when the event is set.
+    Raises CredentialError when a certificate or token file of the settings is unusable.
     """
 
     def __init__(
@@ -90,6 +94,9 @@ class Reporter:
     ) -> None:
         self._settings = settings
         self._facts = facts
+        self._access = ControllerAccess(
+            settings.controller, settings.controller_tls, settings.controller_token_file, on_stale=_stale
+        )
         self._life = incarnation() if life is None else life
         self._version = importlib.metadata.version("pd-shadow")
         self._backoff = Backoff() if backoff is None else backoff
@@ -163,9 +170,9 @@ class Reporter:
     def _attach(self) -> float:
         """One stream from Hello to its end; returns the seconds to wait for the next."""
         stream = _Stream()
-        # A channel of its own, because one that failed would keep a backoff of its own.
-        with grpc.insecure_channel(self._settings.controller, options=CLIENT_OPTIONS) as channel:
-            call = EngineServiceStub(channel).Attach(self._requests(stream))
+        # A channel of its own, because one that failed would keep a backoff and certificates of its own.
+        with self._access.channel() as channel:
+            call = EngineServiceStub(channel).Attach(self._requests(stream), metadata=self._access.metadata())
             self._cancel = call.cancel
             try:
                 if self._closing.is_set():
@@ -261,6 +268,10 @@ class Reporter:
         if message != self._said:
             self._said = message
             log.log(level, "PD-Shadow reporter: %s", message)
+
+
+def _stale(error: CredentialError) -> None:
+    log.warning("PD-Shadow reporter: the older credential stays in use: %s", error)
 
 
 def _load(snapshot: EngineSnapshot) -> pb.Load:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from pd_shadow.common import config
 from pd_shadow.common.config import Config
+from pd_shadow.common.tls import ClientTls
 from pd_shadow.policy.approach import EngineController
 from pd_shadow.policy.base import BETA
 from pd_shadow.policy.credit import HARVEST_DELTA, ROUTED_DELTA
@@ -47,6 +48,10 @@ class ReporterSettings(Config):
 
     controller: str = Field(min_length=1)
     """HOST:PORT of the controller's gRPC server."""
+    controller_tls: ClientTls | None = None
+    """TLS to the controller; unset for plain text."""
+    controller_token_file: Path | None = None
+    """The token to show to the controller, the first one of this file."""
     name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     url: str = Field(pattern=r"^https?://")
     """Base URL of this engine's OpenAI-compatible server, as gateways reach it."""

@@ -428,6 +428,16 @@ def test_what_was_there_before_is_no_shadow_work_of_this_ledger() -> None:
     assert (ledger.prefilled, ledger.hit, ledger.wasted) == (2048, 0, 2048)
 
 
+def test_what_a_leg_computed_before_its_engine_attached_is_shadow_work() -> None:
+    w = world()
+    wanted(w, 4096)
+    (leg,) = w.pump()
+    w.attach("b-p0", resident=[(SESSION, 384)])
+    w.finish(leg, cached=0, covered=4096)
+    ledger = w.cluster.shadow_ledger
+    assert (held(w)[0], ledger.prefilled, ledger.wasted, ledger.resident) == (4096, 4096, 0, 4096)
+
+
 def test_a_session_that_lives_elsewhere_stays_there() -> None:
     w = world(replicas=2, plugin=True)
     w.call("b", 4096)

@@ -157,6 +157,13 @@ async def test_bad_calls_are_refused_with_the_field(
     assert ledger.in_flight == admin_pb2.InFlight()
 
 
+async def test_a_message_beyond_the_limit_is_refused_before_it_is_read(channel: grpc.aio.Channel) -> None:
+    messages = [pb.MessageDigest(rolling_hash=b"x" * 32)] * 150_000
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await placement_pb2_grpc.PlacementServiceStub(channel).BeginCall(begin(messages=messages))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_a_dispatcher_gets_its_legs_and_its_end_is_noticed(
     controller: Controller, channel: grpc.aio.Channel
 ) -> None:
@@ -523,6 +530,8 @@ async def test_an_instance_that_was_given_up_is_asked_to_attach_again(
     [
         ({"role": common_pb2.ROLE_UNSPECIFIED}, grpc.StatusCode.INVALID_ARGUMENT, "hello.role"),
         ({"url": "c-d0:1"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.url"),
+        ({"url": "http://" + "x" * 2042}, grpc.StatusCode.INVALID_ARGUMENT, "hello.url"),
+        ({"hash_algorithm": "x" * 257}, grpc.StatusCode.INVALID_ARGUMENT, "hello.hash_algorithm"),
         ({"block_size": 0}, grpc.StatusCode.INVALID_ARGUMENT, "hello.block_size"),
         ({"hardware": "x" * 129}, grpc.StatusCode.INVALID_ARGUMENT, "hello.hardware"),
         (

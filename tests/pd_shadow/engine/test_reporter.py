@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trustme
 
 from controller.config import ControllerConfig
 from controller.core.cluster import Cluster
@@ -27,6 +29,8 @@ from controller.server.plane import Plane
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.api.v1 import engine_pb2_grpc
+from pd_shadow.common.config import ConfigError
+from pd_shadow.common.tls import ClientTls
 from pd_shadow.engine.vllm.backoff import Backoff
 from pd_shadow.engine.vllm.directives import DropSession, PauseShadow, ResumeShadow, SetLimits
 from pd_shadow.engine.vllm.outbox import PENDING
@@ -34,6 +38,7 @@ from pd_shadow.engine.vllm.reporter import REFUSED_SECONDS, Reporter, is_serving
 from pd_shadow.engine.vllm.settings import ReporterSettings, Role
 from pd_shadow.engine.vllm.snapshot import EngineFacts, EngineSnapshot
 from pd_shadow.policy.base import StepReason
+from tests.credentials import chain, issue, trust, write
 
 FACTS = EngineFacts(
     role=Role.PREFILL,
@@ -461,3 +466,64 @@ async def test_an_older_life_is_refused_for_good_while_the_newer_one_serves() ->
                 instance = p0(real.plane.cluster)
                 assert instance is not None
                 assert instance.ref.incarnation == "new"
+
+
+def test_it_attaches_with_certificates_and_token_of_the_moment(tmp_path: Path) -> None:
+    old, new = trustme.CA(), trustme.CA()
+    ca_file, pair = trust(tmp_path, old), issue(old, tmp_path, "engine")
+    token = write(tmp_path / "token", "wrong-token\n")
+    leaf = new.issue_cert("controller.internal")
+    script = Script()
+    server = grpc.server(futures.ThreadPoolExecutor(4), interceptors=[Doorkeeper()])
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(script, server)
+    credentials = grpc.ssl_server_credentials(
+        [(leaf.private_key_pem.bytes(), chain(leaf))], new.cert_pem.bytes(), require_client_auth=True
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    said: queue.Queue[str] = queue.Queue()
+
+    def between_attempts(closing: threading.Event, seconds: float) -> None:
+        said.put(one._said)
+        turn.acquire()
+
+    turn = threading.Semaphore(0)
+    tls = ClientTls(ca_file=ca_file, server_name="controller.internal", **pair._asdict())
+    settings = ReporterSettings(
+        controller=f"127.0.0.1:{port}", name="p0", url="http://e", controller_tls=tls, controller_token_file=token
+    )
+    one = Reporter(settings, FACTS, life="1.0", serving=lambda url: True, pause=between_attempts)
+    one.start()
+    try:
+        assert "UNAVAILABLE" in said.get(timeout=WAIT)
+        trust(tmp_path, new)
+        issue(new, tmp_path, "engine")
+        turn.release()
+        refusal = said.get(timeout=WAIT)
+        assert "refused" in refusal
+        assert "UNAUTHENTICATED" in refusal
+        assert "wrong-token" not in refusal
+        write(token, "right-token\n")
+        turn.release()
+        assert script.heard.get(timeout=WAIT).hello.ref.name == "p0"
+    finally:
+        turn.release()
+        one.close()
+        server.stop(None).wait()
+
+
+class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Lets the right token pass."""
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        if ("authorization", "Bearer right-token") in handler_call_details.invocation_metadata:
+            return continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(
+            lambda requests, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+        )
+
+
+def test_it_is_not_made_without_its_files(tmp_path: Path) -> None:
+    settings = ReporterSettings(controller="c:1", name="p0", url="http://e", controller_token_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"^controller_token_file: .*none: No such file"):
+        Reporter(settings, FACTS)
