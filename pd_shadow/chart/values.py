@@ -20,7 +20,18 @@ Positive = Annotated[int, Field(ge=1)]
 
 CONTROLLER_OWNED = ("listen", "metrics_listen", "tls", "auth", "election")
 GATEWAY_OWNED = ("controller", "listen", "controller_tls", "controller_token_file", "tls", "api_keys_file")
-ENGINE_OWNED = ("model", "served_name", "role", "name", "address", "controller", "host", "port")
+ENGINE_OWNED = (
+    "model",
+    "served_name",
+    "role",
+    "name",
+    "address",
+    "controller",
+    "controller_tls",
+    "controller_token_file",
+    "host",
+    "port",
+)
 """Keys of the three documents that the chart writes itself."""
 
 ControllerDocument = Annotated[dict[str, Any], DocumentPart(ControllerConfig, *CONTROLLER_OWNED)]

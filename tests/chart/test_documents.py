@@ -22,9 +22,9 @@ MODELS: dict[str, type[Config]] = {
 # Keys that the chart writes for parts that are on their way, by file; dots go into mappings. A key leaves this table
 # when its model knows it.
 PENDING: dict[str, tuple[str, ...]] = {
-    "controller.yaml": ("tls", "auth", "election", "discovery.kubernetes"),
-    "gateway.yaml": ("controller_tls", "controller_token_file", "tls", "api_keys_file"),
-    "engine.yaml": ("controller_tls", "controller_token_file"),
+    "controller.yaml": ("election", "discovery.kubernetes"),
+    "gateway.yaml": (),
+    "engine.yaml": (),
 }
 # Commands whose options are not there yet.
 PENDING_OPTIONS = ("--emulated",)
@@ -132,6 +132,16 @@ def test_the_plugin_attaches_under_the_pods_name_and_address() -> None:
         "name": "pd-shadow-small-decode-0",
         "url": "http://[fd00::7]:8000",
     }
+
+
+def test_an_attached_engine_has_the_token_and_the_certificates_of_its_pod() -> None:
+    found = document(of_kind(rendered("secured"), "ConfigMap")["pd-shadow-small-decode"])
+    assert found is not None
+    argv = parse(GpuEngineCommand, {**found[1], "name": "d-0", "address": "10.0.0.7"}).argv()
+    reporter = json.loads(argv[argv.index("--additional-config") + 1])["pd_shadow"]["reporter"]
+    assert reporter["controller_token_file"] == "/etc/pd-shadow/tokens/instance"
+    assert reporter["controller_tls"]["ca_file"] == "/etc/pd-shadow/client-tls/ca.crt"
+    assert reporter["controller_tls"]["server_name"] == reporter["controller"].rsplit(":", 1)[0]
 
 
 def test_large_numbers_stay_numbers() -> None:

@@ -7,11 +7,13 @@ from the command line.
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from pd_shadow.common.config import Config, ConfigError
+from pd_shadow.common.tls import ClientTls
 from pd_shadow.engine.vllm import host_tier
 from pd_shadow.engine.vllm.command import ASYNC_SCHEDULER, kv_transfer, nixl_connector, plugin_arguments
 from pd_shadow.engine.vllm.host_tier import HostTierSettings
@@ -60,6 +62,10 @@ class GpuEngineCommand(Config):
     """IP address or host name others reach this engine at: the pod's address."""
     controller: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
     """HOST:PORT of the controller the plugin attaches to; unset: the engine is found by discovery only."""
+    controller_tls: ClientTls | None = None
+    """Unset: plain text."""
+    controller_token_file: Path | None = None
+    """A token of the instances' scope, alone in its file; unset: none."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: Port = 8000
@@ -95,6 +101,8 @@ class GpuEngineCommand(Config):
     def _check(self) -> "GpuEngineCommand":
         for flag, instead in self._owned():
             raise ValueError(f"extra_args: {flag} is made from other settings; instead of it use {instead}")
+        if self.controller is None and (self.controller_tls is not None or self.controller_token_file is not None):
+            raise ValueError("controller_tls, controller_token_file: are for a controller; set it, or leave them unset")
         if self.plugin is None and self.controller is not None:
             raise ValueError("controller: an engine without the plugin cannot attach; leave it unset, or set plugin")
         if self.plugin is not None and self.plugin.reporter is not None:
@@ -194,5 +202,14 @@ class GpuEngineCommand(Config):
     def _attached(self, plugin: PluginSettings) -> PluginSettings:
         if self.controller is None or self.name is None:
             return plugin
-        reporter = ReporterSettings(controller=self.controller, name=self.name, url=self.url)
+        given: dict[str, Any] = {
+            "controller_tls": self.controller_tls,
+            "controller_token_file": self.controller_token_file,
+        }
+        reporter = ReporterSettings(
+            controller=self.controller,
+            name=self.name,
+            url=self.url,
+            **{key: value for key, value in given.items() if value is not None},
+        )
         return plugin.model_copy(update={"reporter": reporter})
