@@ -322,13 +322,14 @@ class Tls(Values):
 
 
 class Auth(Values):
-    """Tokens, each in a key of a Secret. Empty: no token is asked for."""
+    """Tokens, each in a key of a Secret: one a line, as docs/security.md says. All three scopes, or none: then no token
+    is asked for."""
 
     admin_token: SecretKey = SecretKey()
     gateway_token: SecretKey = SecretKey()
     instance_token: SecretKey = SecretKey()
     api_keys: SecretKey = SecretKey(key="api-keys")
-    """Keys that the gateway's clients may use, one a line."""
+    """Keys that the gateway's clients may use; docs/security.md has the format."""
 
 
 class NetworkPolicy(Values):

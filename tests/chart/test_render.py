@@ -319,10 +319,11 @@ P, D = {"prefill": {}}, {"decode": {}}
         (
             {
                 "models": {"a": {"model": "m", "emulated": {"enabled": True}, "colocated": {}}},
-                "auth": {"instanceToken": {"secretName": "s"}},
+                "auth": {f"{scope}Token": {"secretName": "s"} for scope in ("admin", "gateway", "instance")},
             },
             "without TLS and token",
         ),
+        ({"auth": {"adminToken": {"secretName": "s"}}}, "open to anyone"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(values: Manifest, says: str) -> None:
