@@ -41,13 +41,14 @@ def without_pending(name: str, content: Manifest) -> Manifest:
     return known
 
 
-@pytest.mark.parametrize(("name", "path"), [(name, path) for name, paths in PENDING.items() for path in paths])
-def test_pending_keys_are_not_known_yet(name: str, path: str) -> None:
-    model: Any = MODELS[name]
-    *parents, key = path.split(".")
-    for parent in parents:
-        model = model.model_fields[parent].annotation
-    assert key not in model.model_fields, f"{path} of {name} is here: take it out of PENDING"
+def test_pending_keys_are_not_known_yet() -> None:
+    for name, paths in PENDING.items():
+        for path in paths:
+            model: Any = MODELS[name]
+            *parents, key = path.split(".")
+            for parent in parents:
+                model = model.model_fields[parent].annotation
+            assert key not in model.model_fields, f"{path} of {name} is here: take it out of PENDING"
 
 
 @pytest.mark.parametrize("name", ALL)
