@@ -21,17 +21,9 @@ Positive = Annotated[int, Field(ge=1)]
 CONTROLLER_OWNED = ("listen", "metrics_listen", "tls", "auth", "election")
 GATEWAY_OWNED = ("controller", "listen", "controller_tls", "controller_token_file", "tls", "api_keys_file")
 ENGINE_OWNED = (
-    "model",
-    "served_name",
-    "role",
-    "name",
-    "address",
-    "controller",
-    "controller_tls",
-    "controller_token_file",
-    "host",
-    "port",
-)
+    "model", "served_name", "role", "name", "address", "controller", "controller_tls", "controller_token_file", "host",
+    "port", "drain_seconds",
+)  # fmt: skip
 """Keys of the three documents that the chart writes itself."""
 
 ControllerDocument = Annotated[dict[str, Any], DocumentPart(ControllerConfig, *CONTROLLER_OWNED)]

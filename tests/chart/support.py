@@ -109,8 +109,12 @@ ENGINES: Mapping[str, Manifest] = {
             "large": {
                 "model": "/models/large",
                 "engine": {"host_tier": {"size_gib": 64}, "offline": True, "plugin": {"cap_share": 0.2}},
-                "prefill": {"gpus": 8, "engine": {"side_channel_port": 5700, "extra_args": ["--enforce-eager"]}},
-                "decode": {"gpus": 8, "modelCache": {"claimName": "models"}},
+                "prefill": {
+                    "gpus": 8,
+                    "sharedMemory": "80Gi",
+                    "engine": {"side_channel_port": 5700, "extra_args": ["--enforce-eager"]},
+                },
+                "decode": {"gpus": 8, "sharedMemory": "64Gi", "modelCache": {"claimName": "models"}},
             },
         },
     },

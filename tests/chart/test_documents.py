@@ -100,6 +100,7 @@ def test_settings_of_models_and_pools_are_laid_over_each_other() -> None:
         "served_name": "small",
         "role": "prefill",
         "port": 8000,
+        "drain_seconds": 120,
         "controller": "pd-shadow-controller.agents.svc.cluster.local:7070",
         "gpu_memory_utilization": 0.8,
         "max_model_len": 65536,

@@ -112,7 +112,7 @@ def test_grace_periods_are_above_the_drain_time() -> None:
     grace = {name: spec.get("terminationGracePeriodSeconds") for name, spec in specs.items()}
     assert grace["pd-shadow-controller"] > 40
     assert grace["pd-shadow-gateway"] > 120.5 + 5
-    assert grace["pd-shadow-small-prefill"] > 600
+    assert grace["pd-shadow-small-prefill"] > 600 + 5
 
 
 def asked(probe: Manifest) -> Manifest:
@@ -323,6 +323,7 @@ P, D = {"prefill": {}}, {"decode": {}}
             },
             "without TLS and token",
         ),
+        ({"models": {"a": {"model": "m", "colocated": {"engine": {"host_tier": {"size_gib": 32}}}}}}, "sharedMemory"),
         ({"auth": {"adminToken": {"secretName": "s"}}}, "open to anyone"),
     ],
 )

@@ -59,6 +59,7 @@ server_name: {{ include "pd-shadow.controller.host" . }}
 {{- $_ := set $doc "served_name" (.model.servedName | default .key) }}
 {{- $_ := set $doc "role" .role }}
 {{- $_ := set $doc "port" 8000 }}
+{{- $_ := set $doc "drain_seconds" (int .pool.drainSeconds) }}
 {{- if and (not (hasKey $doc "tensor_parallel_size")) (gt (int .pool.gpus) 0) }}{{ $_ := set $doc "tensor_parallel_size" (int .pool.gpus) }}{{ end }}
 {{- if .pool.plugin }}
 {{- $_ := set $doc "controller" (include "pd-shadow.controller.address" .root) }}

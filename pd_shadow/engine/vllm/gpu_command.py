@@ -38,6 +38,7 @@ OWNED_FLAGS: Mapping[str, str] = {
     "--scheduler-cls": "plugin",
     "--scheduling-policy": "nothing: shadow work needs priorities",
     "--additional-config": "plugin",
+    "--shutdown-timeout": "drain_seconds",
     "--async-scheduling": "nothing: the plugin's scheduler is the asynchronous one",
     "--no-async-scheduling": "nothing: the plugin's scheduler is the asynchronous one",
     "--enable-prefix-caching": "nothing: shadow work is prefix caching",
@@ -92,6 +93,8 @@ class GpuEngineCommand(Config):
     fast_tokenizer: bool = True
     """P and D both tokenize every call: fastokens does it in a twentieth of the time. Off for tokenizers it does not
     read."""
+    drain_seconds: int = Field(default=0, ge=0)
+    """How long running requests may go on after SIGTERM; with 0 vLLM aborts them."""
     offline: bool = False
     """Never ask the Hugging Face hub: for models that are in the container or on a volume."""
     extra_args: tuple[str, ...] = ()
@@ -152,6 +155,7 @@ class GpuEngineCommand(Config):
             "--enable-prefix-caching",
             "--enable-prompt-tokens-details",
             "--disable-uvicorn-access-log",
+            "--shutdown-timeout", str(self.drain_seconds),
         ]  # fmt: skip
         for flag, value in (
             ("--block-size", self.block_size),

@@ -91,6 +91,10 @@ def test_flags_that_settings_make_are_refused_with_the_setting(flag: str) -> Non
         command(extra_args=(flag, "x"))
 
 
+def test_running_requests_end_before_the_engine_does() -> None:
+    assert option(command(drain_seconds=120).argv(), "--shutdown-timeout") == "120"
+
+
 def test_other_flags_go_to_vllm_as_they_are() -> None:
     assert command(extra_args=("--quantization", "fp8")).argv()[-2:] == ["--quantization", "fp8"]
 
@@ -131,10 +135,11 @@ def test_vllm_takes_every_flag() -> None:
 
     built = command(
         tensor_parallel_size=2, block_size=16, max_model_len=4096, max_num_batched_tokens=2048, max_num_seqs=8,
-        controller="c:7070", host_tier={"size_gib": 64}, extra_args=("--quantization", "fp8"),
+        controller="c:7070", host_tier={"size_gib": 64}, drain_seconds=60, extra_args=("--quantization", "fp8"),
     )  # fmt: skip
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(built.argv()[3:])
     assert (parsed.model, parsed.served_model_name, parsed.tensor_parallel_size) == ("org/model", ["m"], 2)
+    assert parsed.shutdown_timeout == 60
     assert (parsed.async_scheduling, parsed.scheduling_policy) == (True, "priority")
     assert parsed.additional_config["pd_shadow"]["reporter"]["name"] == "m-p-0"
 
