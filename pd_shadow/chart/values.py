@@ -306,11 +306,13 @@ class Tls(Values):
     """The controller asks gateways and engines for a certificate of the same CA."""
     cert_manager: CertManager = CertManager()
     controller_secret: str = ""
-    """Secret with tls.crt, tls.key and ca.crt of the controller; empty with cert-manager, which makes it."""
+    """Secret with tls.crt, tls.key and ca.crt of the controller, for the name RELEASE-controller.NAMESPACE.svc.DOMAIN
+    (and with `mutual` also good for a client: probes use it); empty with cert-manager, which makes it."""
     client_secret: str = ""
     """The same for gateways and engines as clients of the controller."""
     gateway_secret: str = ""
-    """The same for the gateway's API. Empty, and no cert-manager: the API is plain HTTP."""
+    """The same for the gateway's API, for the name RELEASE-gateway.NAMESPACE.svc.DOMAIN. Empty and without cert-manager:
+    the API is plain HTTP."""
 
 
 class Auth(Values):

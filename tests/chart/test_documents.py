@@ -146,6 +146,12 @@ def test_an_attached_engine_has_the_token_and_the_certificates_of_its_pod() -> N
     assert reporter["controller_tls"]["server_name"] == reporter["controller"].rsplit(":", 1)[0]
 
 
+def test_a_config_with_nothing_but_comments_is_an_empty_one() -> None:
+    configs = of_kind(render({"controller": {"config": None}, "gateway": {"config": None}}), "ConfigMap")
+    for name in ("controller", "gateway"):
+        assert configs[f"pd-shadow-{name}"] == of_kind(render({}), "ConfigMap")[f"pd-shadow-{name}"]
+
+
 def test_large_numbers_stay_numbers() -> None:
     values = {"controller": {"config": {"limits": {"max_sessions": 100_000_000}}}}
     found = document(of_kind(render(values), "ConfigMap")["pd-shadow-controller"])

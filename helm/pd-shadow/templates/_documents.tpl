@@ -1,7 +1,7 @@
 {{/* The documents of the processes: what the user set under `config`, and on top what the chart knows. */}}
 
 {{- define "pd-shadow.controller.document" -}}
-{{- $doc := deepCopy .Values.controller.config }}
+{{- $doc := deepCopy (.Values.controller.config | default dict) }}
 {{- $_ := set $doc "listen" "0.0.0.0:7070" }}
 {{- $_ := set $doc "metrics_listen" "0.0.0.0:7071" }}
 {{- if .Values.tls.enabled }}
@@ -28,7 +28,7 @@
 {{- end -}}
 
 {{- define "pd-shadow.gateway.document" -}}
-{{- $doc := deepCopy .Values.gateway.config }}
+{{- $doc := deepCopy (.Values.gateway.config | default dict) }}
 {{- $_ := set $doc "controller" (include "pd-shadow.controller.address" .) }}
 {{- $_ := set $doc "listen" "0.0.0.0:8000" }}
 {{- with fromYaml (include "pd-shadow.clientTls" .) }}{{ $_ := set $doc "controller_tls" . }}{{ end }}

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from click.testing import CliRunner
 
 from controller.config import ControllerConfig
 from controller.server.app import Controller
 from pd_shadow.cli.main import main
+from tests import credentials
 
 
 async def health(*arguments: str) -> Any:
@@ -52,3 +54,20 @@ async def test_certificates_come_in_pairs_and_with_a_ca(tmp_path: Path) -> None:
     file.write_text("")
     assert (await health("h:1", "--cert-file", str(file))).exit_code == 2
     assert (await health("h:1", "--cert-file", str(file), "--key-file", str(file))).exit_code == 2
+
+
+async def test_mutual_tls_as_the_charts_probes_speak_it(tmp_path: Path) -> None:
+    """With the controller's own files, and a name that is not the address asked at."""
+    ca = trustme.CA()
+    trusted = credentials.trust(tmp_path, ca)
+    pair = credentials.issue(ca, tmp_path, "tls")
+    tls: Any = {**pair._asdict(), "client_ca_file": trusted}
+    async with Controller(ControllerConfig(listen="127.0.0.1:0", tls=tls)).running() as running:
+        target = f"127.0.0.1:{running.port}"
+        with_ca = [target, "--service", "readiness", "--ca-file", str(trusted), "--server-name", "localhost"]
+        own = ["--cert-file", str(pair.cert_file), "--key-file", str(pair.key_file)]
+        assert (await health(*with_ca, *own)).exit_code == 0
+        assert (await health(*with_ca, "--timeout", "1")).exit_code == 1
+        assert (await health(target, "--service", "readiness", "--timeout", "1")).exit_code == 1
+        elsewhere = [*with_ca[:-1], "elsewhere.example.com", *own, "--timeout", "1"]
+        assert (await health(*elsewhere)).exit_code == 1
