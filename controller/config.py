@@ -36,6 +36,9 @@ def _approach(value: object) -> Approach:
 HostPort = Annotated[str, AfterValidator(_host_port)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Seconds = Annotated[float, Field(gt=0)]
+# RFC 1123: what Kubernetes calls a DNS label, and a DNS subdomain.
+DnsLabel = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+DnsSubdomain = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 
 
 class StaticInstance(Config):
@@ -51,10 +54,33 @@ class StaticInstance(Config):
     hardware: str = Field(default="", max_length=128)
 
 
+class KubernetesConfig(Config):
+    """Pods as instances, and how to reach the API server; the leader election uses the same access."""
+
+    enabled: bool = False
+    # Where the pods are; empty for the controller's own namespace.
+    namespaces: tuple[DnsLabel, ...] = ()
+    label_selector: str = Field(default="pdshadow.dev/role", min_length=1)
+    # Unset: the cluster this process runs in.
+    api_server: BaseUrl | None = None
+    # Read again for every request, since the kubelet rotates it. Unset: the service account's.
+    token_file: Path | None = None
+    # Unset: the service account's, or the system's for an `api_server` given here.
+    ca_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _unique_namespaces(self) -> KubernetesConfig:
+        twice = next((n for n in self.namespaces if self.namespaces.count(n) > 1), None)
+        if twice is not None:
+            raise ValueError(f"namespaces: {twice!r} stands there twice; name each namespace once")
+        return self
+
+
 class DiscoveryConfig(Config):
     """Where instances come from."""
 
     static: tuple[StaticInstance, ...] = ()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     # Time between two looks at an instance; its /metrics page costs the engine's API server some 10 ms a time.
     poll_interval_seconds: Seconds = 0.5
     # An instance that does not answer within this time has missed the look.
@@ -141,6 +167,40 @@ class LimitsConfig(Config):
     events_kept: int = Field(default=2_000, ge=1)
 
 
+# What client-go allows: waits between tries are up to this much longer, and the deadline must leave room for one.
+RETRY_JITTER = 1.2
+
+
+class ElectionConfig(Config):
+    """One of several controllers leads, by a Kubernetes Lease; names, meanings and defaults are client-go's."""
+
+    enabled: bool = False
+    lease_name: DnsSubdomain = "pd-shadow-controller"
+    # Unset: the controller's own namespace.
+    namespace: DnsLabel | None = None
+    # Unset: the host name and a random part. A name given here must differ between controllers, such as the pod's.
+    identity: str | None = Field(default=None, min_length=1, max_length=256)
+    # How long the others wait after the last sign of the leader.
+    lease_duration_seconds: int = Field(default=15, ge=1)
+    # A leader that could not renew for this long steps down.
+    renew_deadline_seconds: Seconds = 10.0
+    retry_period_seconds: Seconds = 2.0
+
+    @model_validator(mode="after")
+    def _steps_down_before_the_lease_ends(self) -> ElectionConfig:
+        if self.lease_duration_seconds <= self.renew_deadline_seconds:
+            raise ValueError(
+                f"renew_deadline_seconds: {self.renew_deadline_seconds:g} must be less than lease_duration_seconds, "
+                f"{self.lease_duration_seconds}, or two controllers could lead at once"
+            )
+        if self.renew_deadline_seconds <= RETRY_JITTER * self.retry_period_seconds:
+            raise ValueError(
+                f"retry_period_seconds: {self.retry_period_seconds:g} must be less than renew_deadline_seconds / "
+                f"{RETRY_JITTER:g}, which is {self.renew_deadline_seconds / RETRY_JITTER:.3g}"
+            )
+        return self
+
+
 class ControllerConfig(Config):
     """Everything `pd-shadow serve controller` can be told."""
 
@@ -154,6 +214,7 @@ class ControllerConfig(Config):
     discovery: DiscoveryConfig = DiscoveryConfig()
     shadow: ShadowConfig = ShadowConfig()
     limits: LimitsConfig = LimitsConfig()
+    election: ElectionConfig = ElectionConfig()
     # How long running RPCs may go on after SIGTERM.
     grace_seconds: Annotated[float, Field(ge=0)] = 5.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -22,6 +22,8 @@ class ClusterCollector(Collector):
         self._plane = plane
 
     def collect(self) -> Iterator[Metric]:
+        leads = float(self._plane.leading())
+        yield GaugeMetricFamily(f"{PREFIX}leader", "1 while this controller leads.", value=leads)
         yield from self._instances()
         yield from self._links()
         yield from self._calls()

@@ -136,6 +136,26 @@ class Cluster:
         self.registry.declare(declared)
         self.generation += 1
 
+    def withdraw(self, now: float, name: str) -> None:
+        """Discovery names an instance no longer; one that is attached stays until its stream ends."""
+        self._now = now
+        self._apply(self.registry.withdraw(name))
+        self.generation += 1
+
+    def turn_away(self, now: float, name: str, error: RejectedError) -> None:
+        """Tell operators why discovery does not take an instance, and what to change."""
+        self._now = now
+        reason = label(common.RejectionReason.DESCRIPTOR, error.reason)
+        self._event(admin.EVENT_KIND_INSTANCE_STATE, name, reason, error.message)
+
+    def drain(self, now: float, name: str) -> None:
+        """Place nothing new on the instance; shadow legs there are cancelled, calls end normally."""
+        self._set_draining(now, name, draining=True)
+
+    def undrain(self, now: float, name: str) -> None:
+        """Take a drain back."""
+        self._set_draining(now, name, draining=False)
+
     def observe(self, now: float, name: str, facts: Facts, load: LoadReport) -> Changes:
         """A healthy look at an instance; raises RejectedError for an unknown name or a replaced incarnation."""
         self._now = now
@@ -444,7 +464,32 @@ class Cluster:
             self._forget(now, session)
         self._schedule(now)
 
+    def give_up_calls(self, now: float) -> None:
+        """Another controller leads: the calls in flight will not end here."""
+        self._now = now
+        self._give_up(list(self.calls.values()), now)
+
     # Internals.
+
+    def _set_draining(self, now: float, name: str, *, draining: bool) -> None:
+        self._now = now
+        instance = self.registry.named(name)
+        if instance is None or instance.draining == draining:
+            return
+        instance.draining = draining
+        if draining:
+            self.jobs.abort_on(now, instance, common.SHADOW_REASON_INSTANCE_LOST)
+        self.generation += 1
+        if not instance.alive:
+            return
+        state = common.INSTANCE_STATE_DRAINING if draining else instance.state
+        self._event(
+            admin.EVENT_KIND_INSTANCE_STATE,
+            name,
+            label(common.InstanceState.DESCRIPTOR, state),
+            f"incarnation {instance.facts.incarnation}",
+        )
+        self._schedule(now)
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)

@@ -127,6 +127,8 @@ class Instance:
     stream: int = 0
     # Whether the plugin was told to do no shadow work.
     paused: bool = False
+    # Whether nothing new comes here; what runs may end.
+    draining: bool = False
     sessions: int = 0
     prefill_tokens_per_second: float = DEFAULT_PREFILL_TOKENS_PER_SECOND
     gate: LinkGate = field(default_factory=LinkGate)
@@ -146,7 +148,8 @@ class Instance:
 
     @property
     def ready(self) -> bool:
-        return self.state == READY
+        """Whether calls and legs may be placed here."""
+        return self.state == READY and not self.draining
 
     @property
     def alive(self) -> bool:

@@ -66,6 +66,16 @@ class Registry:
     def declare(self, declared: Declared) -> None:
         self._declared[declared.name] = declared
 
+    def withdraw(self, name: str) -> Changes:
+        """Discovery names an instance no longer: its life ends, unless it is attached and speaks for itself."""
+        changes = Changes()
+        self._declared.pop(name, None)
+        instance = self._lives.get(name)
+        if instance is not None and instance.alive and not instance.stream:
+            self._end(instance, InstanceInput.LOST, changes)
+        self._forget_gone()
+        return changes
+
     def declared(self) -> list[Declared]:
         return list(self._declared.values())
 

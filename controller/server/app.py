@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator
 
@@ -14,11 +15,15 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from controller.config import ControllerConfig
+from controller.discovery.kubernetes import KubernetesDiscovery
 from controller.discovery.static import StaticDiscovery
+from controller.election.elector import Elector
+from controller.kubernetes.access import Access, AccessError
 from controller.metrics import AccessMetrics, registry_for
 from controller.server.admin import AdminServicer
 from controller.server.auth import Auth, AuthInterceptor
 from controller.server.engine import EngineServicer
+from controller.server.leadership import LED_SERVICES, LeadershipInterceptor
 from controller.server.placement import PlacementServicer
 from controller.server.plane import Plane
 from pd_shadow.api.v1 import (
@@ -38,6 +43,8 @@ TICK_SECONDS = 0.1
 # grpc.health.v1 service names: one for "restart me", one for "send me no new work".
 LIVENESS = "liveness"
 READINESS = "readiness"
+# How long an RPC that has begun may go on once this controller leads no longer.
+STEP_DOWN_GRACE_SECONDS = 1.0
 
 log = get_logger("controller")
 
@@ -56,6 +63,9 @@ class Controller:
         self.metrics_port = 0
         # Ends only by cancellation; any other end is a failure of the process.
         self._background: asyncio.Task[None] | None = None
+        self._server: grpc.aio.Server | None = None
+        self._elector: Elector | None = None
+        self._pods: KubernetesDiscovery | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._access = AccessMetrics()
 
@@ -63,12 +73,14 @@ class Controller:
     async def running(self) -> AsyncIterator[Controller]:
         """Serve inside the block; drain and stop at its end.
 
-        Raises StartError when an address is taken, and CredentialError when a certificate or token file is unusable.
+        Raises StartError when an address is taken, or when Kubernetes is configured and not there, and CredentialError
+        when a certificate or token file is unusable.
         """
-        server = await self._start_grpc()
+        self._reach_kubernetes()
+        self._server = await self._start_grpc(self.config.listen)
         metrics = await self._start_metrics()
         background = self._background = asyncio.create_task(self._work())
-        await self._set_health(READINESS, serving=True)
+        await self._set_health(READINESS, serving=self.plane.leading())
         log.info("controller_serving", listen=self.config.listen, port=self.port)
         try:
             yield self
@@ -79,7 +91,7 @@ class Controller:
             background.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await background
-            await server.stop(self.config.grace_seconds)
+            await self._server.stop(self.config.grace_seconds)
             if metrics is not None:
                 await metrics.cleanup()
             log.info("controller_stopped")
@@ -99,6 +111,36 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick(), name="tick")
             tasks.create_task(StaticDiscovery(self.config.discovery, self.plane).run(), name="discovery")
+            if self._pods is not None:
+                tasks.create_task(self._pods.run(), name="kubernetes discovery")
+            if self._elector is not None:
+                tasks.create_task(self._elector.run(), name="election")
+
+    def _reach_kubernetes(self) -> None:
+        discovery, election = self.config.discovery, self.config.election
+        if not (discovery.kubernetes.enabled or election.enabled):
+            return
+        try:
+            access = Access.find(discovery.kubernetes, os.environ)
+            if discovery.kubernetes.enabled:
+                self._pods = KubernetesDiscovery(discovery, access, self.plane)
+            if election.enabled:
+                self._elector = Elector(election, access, self._lead)
+                self.plane.leading = self._elector.leading
+        except AccessError as error:
+            raise StartError(str(error)) from error
+
+    async def _lead(self, leading: bool) -> None:
+        """Begin to lead, or step down; instances are watched either way, so that a new leader knows them."""
+        if self.plane.closing or self._server is None:
+            return
+        for service in (READINESS, *LED_SERVICES):
+            await self._set_health(service, serving=leading)
+        if not leading:
+            self.plane.step_down()
+            # Connections stay with the process they were made to; only their end sends clients to the leader.
+            await self._server.stop(STEP_DOWN_GRACE_SECONDS)
+            self._server = await self._start_grpc(f"{self.config.listen.rsplit(':', 1)[0]}:{self.port}")
 
     async def _tick(self) -> None:
         while True:
@@ -106,12 +148,15 @@ class Controller:
                 cluster.tick(now)
             await asyncio.sleep(TICK_SECONDS)
 
-    async def _start_grpc(self) -> grpc.aio.Server:
+    async def _start_grpc(self, listen: str) -> grpc.aio.Server:
         tls = self.config.tls
         credentials = grpc_server_credentials(tls, field="tls", on_stale=self._stale) if tls else None
         auth = Auth(self.config.auth, on_stale=self._stale)
         server = grpc.aio.server(
-            interceptors=[AuthInterceptor(auth, lambda reason: self._access.refused.labels(reason).inc())],
+            interceptors=[
+                AuthInterceptor(auth, lambda reason: self._access.refused.labels(reason).inc()),
+                LeadershipInterceptor(self.plane),
+            ],
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=self.config.limits.max_rpcs,
         )
@@ -130,14 +175,14 @@ class Controller:
         ]
         reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
         for service in ("", LIVENESS, *services):
-            await self._set_health(service, serving=True)
+            await self._set_health(service, serving=self.plane.leading() or service not in LED_SERVICES)
         try:
             if credentials is None:
-                self.port = server.add_insecure_port(self.config.listen)
+                self.port = server.add_insecure_port(listen)
             else:
-                self.port = server.add_secure_port(self.config.listen, credentials)
+                self.port = server.add_secure_port(listen, credentials)
         except RuntimeError as error:
-            raise StartError(f"listen: cannot bind {self.config.listen}; is another controller running?") from error
+            raise StartError(f"listen: cannot bind {listen}; is another controller running?") from error
         await server.start()
         if not is_loopback(self.config.listen):
             if credentials is None:

@@ -146,7 +146,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
         self, request: pb.WatchClusterRequest, context: Any
     ) -> AsyncIterator[pb.WatchClusterResponse]:
         seen = -1
-        while not self._plane.closing:
+        while self._plane.active:
             cluster = self._plane.cluster
             if cluster.generation != seen:
                 seen = cluster.generation

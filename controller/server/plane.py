@@ -89,10 +89,17 @@ class Plane:
         self._wall_offset = time.time() - clock()
         self.cluster = Cluster(config, epoch=f"{time.time_ns():x}")
         self.closing = False
+        # Whether this controller leads; always, unless controllers elect one.
+        self.leading: Callable[[], bool] = lambda: True
         self._subscriptions: dict[str, Subscription] = {}
         self._attachments: dict[str, Attachment] = {}
         self._changed = asyncio.Event()
         self._last_event = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether gateways and engines are served."""
+        return self.leading() and not self.closing
 
     def now(self) -> float:
         return self._clock()
@@ -157,6 +164,15 @@ class Plane:
     def close(self) -> None:
         """End every stream: gateways and watchers reconnect elsewhere or later."""
         self.closing = True
+        self._end_streams()
+
+    def step_down(self) -> None:
+        """Another controller leads: end every stream, and give up the calls, whose end the other one is told of."""
+        self._end_streams()
+        with self.turn() as (cluster, now):
+            cluster.give_up_calls(now)
+
+    def _end_streams(self) -> None:
         for subscription in self._subscriptions.values():
             subscription.close()
         for attachment in self._attachments.values():

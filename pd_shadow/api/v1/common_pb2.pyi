@@ -576,6 +576,8 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """The prompt is longer than the model's context window."""
     REJECTION_REASON_MIXED_ROLES: _RejectionReason.ValueType  # 14
     """A model is served by colocated instances, or by P and D instances; never by both."""
+    REJECTION_REASON_NOT_LEADER: _RejectionReason.ValueType  # 20
+    """Another controller leads; this one takes over when it no longer can."""
     REJECTION_REASON_TOKEN_MISSING: _RejectionReason.ValueType  # 30
     """The service asks for a bearer token, and the request carried none."""
     REJECTION_REASON_TOKEN_UNKNOWN: _RejectionReason.ValueType  # 31
@@ -615,6 +617,8 @@ REJECTION_REASON_PROMPT_TOO_LONG: RejectionReason.ValueType  # 13
 """The prompt is longer than the model's context window."""
 REJECTION_REASON_MIXED_ROLES: RejectionReason.ValueType  # 14
 """A model is served by colocated instances, or by P and D instances; never by both."""
+REJECTION_REASON_NOT_LEADER: RejectionReason.ValueType  # 20
+"""Another controller leads; this one takes over when it no longer can."""
 REJECTION_REASON_TOKEN_MISSING: RejectionReason.ValueType  # 30
 """The service asks for a bearer token, and the request carried none."""
 REJECTION_REASON_TOKEN_UNKNOWN: RejectionReason.ValueType  # 31

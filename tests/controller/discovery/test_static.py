@@ -4,79 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from controller.config import ControllerConfig
 from controller.core.instance import Facts, LoadReport
 from controller.core.registry import Declared
 from controller.discovery import vllm_metrics
+from controller.discovery.engine_watch import EngineWatch
 from controller.discovery.static import StaticDiscovery
 from controller.server.plane import Plane
 from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.api.v1.engine_pb2 import Load
-
-METRICS = """\
-# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
-# TYPE process_start_time_seconds gauge
-process_start_time_seconds {start}
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{engine="0",model_name="m"}} 2.0
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{{engine="0",model_name="m"}} 1.0
-vllm:num_requests_waiting_by_reason{{engine="0",model_name="m",reason="capacity"}} 7.0
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.25
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{{block_size="128",engine="0",prefix_caching_hash_algo="sha256"}} 1.0
-# TYPE vllm:nixl_num_failed_transfers counter
-vllm:nixl_num_failed_transfers_total{{engine="0",model_name="m"}} 3.0
-vllm:nixl_num_failed_transfers_created{{engine="0",model_name="m"}} 1.7e+09
-# TYPE vllm:time_to_first_token_seconds histogram
-vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.001"}} 0.0
-"""
-
-
-@dataclass
-class FakeVllm:
-    """Answers /health, /metrics and /v1/models as told."""
-
-    url: str = ""
-    start: float = 1_700_000_000.5
-    health: int = 200
-    served: str = "m"
-    looked: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def app(self) -> web.Application:
-        async def health(_: web.Request) -> web.Response:
-            self.looked.set()
-            return web.Response(status=self.health)
-
-        async def metrics(_: web.Request) -> web.Response:
-            return web.Response(text=METRICS.format(start=self.start))
-
-        async def models(_: web.Request) -> web.Response:
-            return web.json_response({"data": [{"id": self.served, "max_model_len": 16384}]})
-
-        app = web.Application()
-        app.router.add_get("/health", health)
-        app.router.add_get("/metrics", metrics)
-        app.router.add_get("/v1/models", models)
-        return app
+from tests.controller.discovery.fake_vllm import METRICS, FakeVllm, serving
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[FakeVllm]:
-    fake = FakeVllm()
-    runner = web.AppRunner(fake.app())
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield fake
-    await runner.cleanup()
+    async with serving() as fake:
+        yield fake
 
 
 @pytest.fixture
@@ -180,14 +127,11 @@ async def test_an_engine_that_also_attaches_is_one_instance_and_its_own_word_cou
 
 async def test_an_engine_that_serves_another_model_is_not_taken(engine: FakeVllm) -> None:
     engine.served = "other"
-    config = ControllerConfig.model_validate(
-        {"discovery": {"static": [{"name": "p0", "model": "m", "role": "prefill", "url": engine.url}]}}
-    )
-    plane = Plane(config)
-    discovery = StaticDiscovery(config.discovery, plane)
+    plane = Plane(ControllerConfig())
+    declared = Declared("p0", "m", pb.ROLE_PREFILL, engine.url)
     async with aiohttp.ClientSession() as http:
         with pytest.raises(ValueError, match="serves other, not 'm' as configured"):
-            await discovery.look(http, config.discovery.static[0], {})
+            await EngineWatch(http, plane, 1.0, declared).look()
 
 
 @pytest.mark.parametrize(
