@@ -311,8 +311,8 @@ class Tls(Values):
     client_secret: str = ""
     """The same for gateways and engines as clients of the controller."""
     gateway_secret: str = ""
-    """The same for the gateway's API, for the name RELEASE-gateway.NAMESPACE.svc.DOMAIN. Empty and without cert-manager:
-    the API is plain HTTP."""
+    """The same for the gateway's API, for the name RELEASE-gateway.NAMESPACE.svc.DOMAIN. Empty and no cert-manager: the
+    API is plain HTTP."""
 
 
 class Auth(Values):

@@ -1,6 +1,5 @@
 """The configuration in ConfigMaps is what the processes read: it goes through the very models they use."""
 
-import copy
 import json
 from typing import Any
 
@@ -12,43 +11,15 @@ from pd_shadow.cli.main import main
 from pd_shadow.common.config import Config, parse
 from pd_shadow.engine.vllm.gpu_command import GpuEngineCommand
 from pd_shadow.gateway.config import GatewayConfig
-from tests.chart.support import ALL, Manifest, document, of_kind, pod_specs, render, rendered
+from tests.chart.support import ALL, document, of_kind, pod_specs, render, rendered
 
 MODELS: dict[str, type[Config]] = {
     "controller.yaml": ControllerConfig,
     "gateway.yaml": GatewayConfig,
     "engine.yaml": GpuEngineCommand,
 }
-# Keys that the chart writes for parts that are on their way, by file; dots go into mappings. A key leaves this table
-# when its model knows it.
-PENDING: dict[str, tuple[str, ...]] = {
-    "controller.yaml": ("election", "discovery.kubernetes"),
-    "gateway.yaml": (),
-    "engine.yaml": (),
-}
 # Commands whose options are not there yet.
 PENDING_OPTIONS = ("--emulated",)
-
-
-def without_pending(name: str, content: Manifest) -> Manifest:
-    known = copy.deepcopy(content)
-    for path in PENDING[name]:
-        *parents, key = path.split(".")
-        inside = known
-        for parent in parents:
-            inside = inside.get(parent, {})
-        inside.pop(key, None)
-    return known
-
-
-def test_pending_keys_are_not_known_yet() -> None:
-    for name, paths in PENDING.items():
-        for path in paths:
-            model: Any = MODELS[name]
-            *parents, key = path.split(".")
-            for parent in parents:
-                model = model.model_fields[parent].annotation
-            assert key not in model.model_fields, f"{path} of {name} is here: take it out of PENDING"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -56,7 +27,7 @@ def test_every_document_fits_the_model_of_its_process(name: str) -> None:
     found = [doc for manifest in rendered(name) if (doc := document(manifest)) is not None]
     assert {"controller.yaml", "gateway.yaml"} <= {file for file, _ in found}
     for file, content in found:
-        parsed = parse(MODELS[file], without_pending(file, content), source=file)
+        parsed = parse(MODELS[file], content, source=file)
         if isinstance(parsed, GpuEngineCommand):
             assert parsed.model_copy(update={"name": "engine-0", "address": "10.0.0.7"}).argv()
 

@@ -19,9 +19,6 @@ from pd_shadow.engine.vllm.steps import StepLog
 from pd_shadow.gateway.metrics import Metrics
 from tests.chart.support import CHART, ROOT
 
-# Exported by parts that are on their way; a name leaves this list when its part exports it.
-PENDING = {"pd_shadow_controller_leader"}
-
 RULES = CHART / "rules" / "pd-shadow.yaml"
 DASHBOARD = CHART / "dashboards" / "pd-shadow.json"
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", CHART / "README.md"]
@@ -61,20 +58,16 @@ def expressions() -> Iterator[tuple[str, str]]:
     yield from ((variable["name"], variable["query"]) for variable in dashboard["templating"]["list"][1:])
 
 
-def test_pending_names_are_not_exported_yet() -> None:
-    assert PENDING.isdisjoint(EXPORTED), "take what is exported out of PENDING"
-
-
 @pytest.mark.parametrize(("title", "expression"), list(expressions()))
 def test_alerts_and_panels_use_exported_names_only(title: str, expression: str) -> None:
     found = set(NAME.findall(expression))
     assert found, f"{title} asks for nothing of ours"
-    assert found <= EXPORTED.keys() | PENDING
+    assert found <= EXPORTED.keys()
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, CHART / "values.yaml"], ids=lambda path: path.name)
 def test_documents_use_exported_names_only(path: Path) -> None:
-    known = EXPORTED.keys() | PENDING
+    known = EXPORTED.keys()
     # In prose a counter may stand without its suffix, and pd_shadow_engine_* for all of a process.
     families = known | {name.removesuffix("_total") for name in known}
     for name in NAME.findall(path.read_text()):
@@ -86,8 +79,7 @@ def test_labels_in_alerts_are_labels_of_the_metric() -> None:
         for name, matchers in re.findall(r"(pd_shadow_\w+)\{([^}]*)\}", expression):
             # Prometheus adds these when it scrapes.
             used = set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", matchers)) - {"namespace", "pod", "job"}
-            if name not in PENDING:
-                assert used <= EXPORTED[name], (title, name)
+            assert used <= EXPORTED[name], (title, name)
 
 
 def test_the_version_alert_knows_the_tested_versions() -> None:

@@ -9,6 +9,7 @@ import helm_python
 import pytest
 from helm_python import HelmError
 
+from controller.discovery.rbac import ELECTION_RULES, RULES
 from tests.chart.support import (
     ALL,
     CHART,
@@ -23,9 +24,6 @@ from tests.chart.support import (
     render,
     rendered,
 )
-
-# What the controller calls at the API server: controller/discovery.
-RULES = (("", "pods", ("list", "watch")), ("coordination.k8s.io", "leases", ("create", "get", "update")))
 
 
 def test_the_matrix_is_large_enough() -> None:
@@ -88,7 +86,7 @@ def granted(manifests: list[Manifest]) -> set[tuple[str, str, tuple[str, ...]]]:
 
 def test_rights_are_those_the_code_uses_and_no_more() -> None:
     manifests = render({"discovery": {"kubernetes": {"enabled": True, "namespaces": ["one", "two"]}}})
-    assert granted(manifests) == set(RULES)
+    assert granted(manifests) == {(rule.api_group, rule.resource, tuple(sorted(rule.verbs))) for rule in RULES}
     assert not of_kind(manifests, "ClusterRole")
     namespaces = {m["metadata"]["namespace"] for m in manifests if m["kind"] == "Role"}
     assert namespaces == {"agents", "one", "two"}
@@ -98,7 +96,7 @@ def test_rights_are_those_the_code_uses_and_no_more() -> None:
 
 def test_what_is_off_has_no_rights() -> None:
     assert granted(render({"controller": {"replicas": 1}})) == set()
-    assert granted(render({})) == {RULES[1]}
+    assert granted(render({})) == {(r.api_group, r.resource, tuple(sorted(r.verbs))) for r in ELECTION_RULES}
     assert granted(render({"controller": {"rbac": {"create": False}}})) == set()
 
 
