@@ -17,8 +17,8 @@ import yaml
 from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pd_shadow.demo import models
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
+from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role, SloSettings
 from pd_shadow.engine.vllm.command import EngineCommand
-from pd_shadow.engine.vllm.settings import PluginSettings, ReporterSettings, Role, SloSettings
 from pd_shadow.policy.approach import Approach
 
 HOST = "127.0.0.1"

@@ -17,7 +17,7 @@ from pd_shadow.demo.client import Answer, chat
 from pd_shadow.demo.cluster import Cluster, ControlPlane
 from pd_shadow.demo.models import ModelSpec
 from pd_shadow.demo.workload import Session
-from pd_shadow.engine.vllm.settings import Role
+from pd_shadow.engine.settings import Role
 
 ANSWER_TOKENS = 24
 CONCURRENT_SESSIONS = 1

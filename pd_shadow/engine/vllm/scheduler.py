@@ -23,14 +23,15 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutp
 from vllm.v1.request import RequestStatus
 
 from pd_shadow.common.config import ConfigError
-from pd_shadow.engine.vllm import compat, settings, shadow_blocks
-from pd_shadow.engine.vllm.attachment import Attachment
-from pd_shadow.engine.vllm.directives import Directive, DropSession, PauseShadow, ResumeShadow, SetLimits
-from pd_shadow.engine.vllm.jobs import Job, JobQueue, LegEnd
-from pd_shadow.engine.vllm.settings import PluginSettings, Role
-from pd_shadow.engine.vllm.snapshot import EngineFacts, EngineSnapshot
-from pd_shadow.engine.vllm.steps import StepLog, StepRecord
-from pd_shadow.engine.vllm.tags import RESULT, CallTag, LegKind, call_tag, shadow_tag
+from pd_shadow.engine import settings
+from pd_shadow.engine.attachment import Attachment
+from pd_shadow.engine.directives import Directive, DropSession, PauseShadow, ResumeShadow, SetLimits
+from pd_shadow.engine.jobs import Job, JobQueue, LegEnd
+from pd_shadow.engine.settings import PluginSettings, Role
+from pd_shadow.engine.snapshot import EngineFacts, EngineSnapshot
+from pd_shadow.engine.steps import StepLog, StepRecord
+from pd_shadow.engine.tags import RESULT, CallTag, LegKind, call_tag, shadow_tag
+from pd_shadow.engine.vllm import compat, shadow_blocks
 from pd_shadow.perf.online import OnlineLatency, StepWork
 from pd_shadow.policy.approach import EngineController
 from pd_shadow.policy.base import Batch, Budget, Iteration, IterationController, RunningRequest, StepReason

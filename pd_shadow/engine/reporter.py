@@ -25,13 +25,13 @@ from pd_shadow.api.v1.engine_pb2_grpc import EngineServiceStub
 from pd_shadow.common.config import ConfigError
 from pd_shadow.common.controller_access import ControllerAccess
 from pd_shadow.common.credential_files import CredentialError
-from pd_shadow.engine.vllm import directives, session_tag
-from pd_shadow.engine.vllm.backoff import Backoff
-from pd_shadow.engine.vllm.directives import Directive, Directives
-from pd_shadow.engine.vllm.incarnation import incarnation
-from pd_shadow.engine.vllm.outbox import Outbox
-from pd_shadow.engine.vllm.settings import ReporterSettings, Role
-from pd_shadow.engine.vllm.snapshot import EngineFacts, EngineSnapshot
+from pd_shadow.engine import directives, session_tag
+from pd_shadow.engine.backoff import Backoff
+from pd_shadow.engine.directives import Directive, Directives
+from pd_shadow.engine.incarnation import incarnation
+from pd_shadow.engine.outbox import Outbox
+from pd_shadow.engine.settings import ReporterSettings, Role
+from pd_shadow.engine.snapshot import EngineFacts, EngineSnapshot
 
 # vLLM's own logger, so that the lines come out where the engine's do.
 log = logging.getLogger("vllm.pd_shadow.reporter")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pd_shadow.engine.vllm.jobs import Job, JobQueue
-from pd_shadow.engine.vllm.tags import LegKind, ShadowTag
+from pd_shadow.engine.jobs import Job, JobQueue
+from pd_shadow.engine.tags import LegKind, ShadowTag
 
 
 def job(name: str, kind: LegKind = LegKind.PREFILL, probability: float = 0.5) -> Job:

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pd_shadow.engine.vllm.jobs import LegEnd
-from pd_shadow.engine.vllm.tags import LegKind
+from pd_shadow.engine.jobs import LegEnd
+from pd_shadow.engine.tags import LegKind
 from pd_shadow.policy.base import StepReason
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pd_shadow.engine.vllm.neighbours import SLOTS, STALE_SECONDS, Neighbours, NeighboursFullError
+from pd_shadow.engine.neighbours import SLOTS, STALE_SECONDS, Neighbours, NeighboursFullError
 
 
 @pytest.fixture

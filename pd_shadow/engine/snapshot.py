@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from pd_shadow.engine.vllm.settings import Role
+from pd_shadow.engine.settings import Role
 from pd_shadow.policy.base import StepReason
 
 

@@ -7,27 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pd_shadow.engine.vllm import metrics
-from pd_shadow.engine.vllm.directives import Directive
-from pd_shadow.engine.vllm.neighbours import Neighbours
-from pd_shadow.engine.vllm.reporter import Reporter
-from pd_shadow.engine.vllm.residency import Residency
-from pd_shadow.engine.vllm.settings import PluginSettings
-from pd_shadow.engine.vllm.snapshot import EngineFacts, EngineSnapshot
-from pd_shadow.engine.vllm.steps import StepLog
+from pd_shadow.engine import metrics
+from pd_shadow.engine.directives import Directive
+from pd_shadow.engine.neighbours import Neighbours
+from pd_shadow.engine.reporter import Reporter
+from pd_shadow.engine.residency import Residency
+from pd_shadow.engine.settings import PluginSettings
+from pd_shadow.engine.snapshot import EngineFacts, EngineSnapshot
+from pd_shadow.engine.steps import StepLog
 
 PUBLISH_SECONDS = 0.1
 """Shortest time between two snapshots of a busy engine: making one costs more than a step can spare every time."""
 
 
 class Attachment:
-    """Opened and closed with the engine.
+    """Opened and closed with the engine. `life` is its incarnation, by default that of the process.
 
     Raises OSError, CredentialError or NeighboursFullError when a part cannot be opened.
     """
 
-    def __init__(self, settings: PluginSettings, facts: EngineFacts, log: StepLog) -> None:
-        self._reporter = Reporter(settings.reporter, facts) if settings.reporter else None
+    def __init__(self, settings: PluginSettings, facts: EngineFacts, log: StepLog, life: str | None = None) -> None:
+        self._reporter = Reporter(settings.reporter, facts, life=life) if settings.reporter else None
         hardware = settings.reporter.hardware if settings.reporter else ""
         self._neighbours = Neighbours(hardware) if hardware else None
         self._residency = Residency(facts.block_size)

@@ -8,8 +8,8 @@ from prometheus_client import start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from pd_shadow.engine.vllm.snapshot import EngineSnapshot
-from pd_shadow.engine.vllm.steps import StepLog
+from pd_shadow.engine.snapshot import EngineSnapshot
+from pd_shadow.engine.steps import StepLog
 
 PREFIX = "pd_shadow_engine_"
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.common import config
 from pd_shadow.common.config import Config
-from pd_shadow.engine.vllm import session_tag
-from pd_shadow.engine.vllm.settings import Seconds, Share
+from pd_shadow.engine import session_tag
+from pd_shadow.engine.settings import Seconds, Share
 from pd_shadow.policy.approach import EngineController
 
 DROPS_KEPT = 4096

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pd_shadow.engine.vllm.steps import StepLog, StepRecord
+from pd_shadow.engine.steps import StepLog, StepRecord
 from pd_shadow.policy.base import StepReason
 
 IDLE = StepRecord(10.0, StepReason.IDLE, 0.05, 256, 0, 0.04, 0.06)

@@ -5,11 +5,11 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 from pd_shadow.demo.cluster import free_ports
-from pd_shadow.engine.vllm import metrics
-from pd_shadow.engine.vllm.jobs import LegEnd
-from pd_shadow.engine.vllm.snapshot import EngineSnapshot
-from pd_shadow.engine.vllm.steps import StepLog, StepRecord
-from pd_shadow.engine.vllm.tags import LegKind
+from pd_shadow.engine import metrics
+from pd_shadow.engine.jobs import LegEnd
+from pd_shadow.engine.snapshot import EngineSnapshot
+from pd_shadow.engine.steps import StepLog, StepRecord
+from pd_shadow.engine.tags import LegKind
 from pd_shadow.policy.base import StepReason
 
 

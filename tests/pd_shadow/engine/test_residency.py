@@ -1,6 +1,6 @@
 """Whose context a block holds."""
 
-from pd_shadow.engine.vllm.residency import Residency
+from pd_shadow.engine.residency import Residency
 
 
 def test_an_eviction_leaves_what_comes_before_it() -> None:

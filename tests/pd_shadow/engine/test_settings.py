@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pd_shadow.common.config import ConfigError
-from pd_shadow.engine.vllm import settings
-from pd_shadow.engine.vllm.settings import PluginSettings, Role
+from pd_shadow.engine import settings
+from pd_shadow.engine.settings import PluginSettings, Role
 from pd_shadow.policy.approach import EngineController
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from pd_shadow.api.v1 import common_pb2
 from pd_shadow.common.reasons import labels
-from pd_shadow.engine.vllm import tags
-from pd_shadow.engine.vllm.tags import CallTag, LegKind, ShadowTag, call_tag, shadow_tag
+from pd_shadow.engine import tags
+from pd_shadow.engine.tags import CallTag, LegKind, ShadowTag, call_tag, shadow_tag
 
 
 @pytest.mark.parametrize("kind", list(LegKind))

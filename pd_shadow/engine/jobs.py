@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
-from pd_shadow.engine.vllm.tags import LegKind, ShadowTag
+from pd_shadow.engine.tags import LegKind, ShadowTag
 
 
 class LegEnd(enum.Enum):
