@@ -44,7 +44,7 @@ class EmulatedEngine(Config):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
     """0: any free one."""
-    url: str | None = Field(default=None, pattern=r"^https?://")
+    advertised_url: str | None = Field(default=None, pattern=r"^https?://")
     """Base URL under which gateways reach it; unset: http://host:port."""
     speed: Positive = 1.0
     """Seconds of emulated time per real second; the same for all engines of a cluster."""
@@ -117,9 +117,14 @@ class EmulatedEngine(Config):
         """How long its iterations last. Raises ValueError for a degree the model cannot have."""
         return IterationLatency(self.spec, self.gpu_spec, self.tensor_parallel)
 
+    @property
+    def url(self) -> str:
+        """Where gateways reach it; with port 0, see `url_at`."""
+        return self.url_at(self.port)
+
     def url_at(self, port: int) -> str:
         """Where gateways reach the engine that listens on that port."""
-        return (self.url or f"http://{self.host}:{port}").rstrip("/")
+        return (self.advertised_url or f"http://{self.host}:{port}").rstrip("/")
 
     def attached_to(self, controller: str | None, port: int, hardware: str) -> PluginSettings:
         """The plugin's settings of this engine, its reporter among them."""
@@ -140,8 +145,8 @@ class EmulatedGroup(EmulatedEngine):
     def _ports(self) -> Self:
         if self.replicas is not None and self.port and self.port + self.replicas > 65536:
             raise ValueError(f"port: {self.replicas} engines from {self.port} on run out of ports")
-        if self.replicas is not None and self.url is not None:
-            raise ValueError("url: only for one engine; leave it unset with replicas")
+        if self.replicas is not None and self.advertised_url is not None:
+            raise ValueError("advertised_url: only for one engine; leave it unset with replicas")
         return self
 
     def engines(self) -> Iterator[EmulatedEngine]:
