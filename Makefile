@@ -16,7 +16,7 @@ setup: $(STAMP)
 $(LIGHT): pyproject.toml requirements/light.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-compile -r requirements/light.txt
+	$(BIN)/pip install -q --no-compile --no-deps -r requirements/light.txt
 	$(BIN)/pip install -q --no-compile --no-deps -e .
 	@touch $(LIGHT)
 

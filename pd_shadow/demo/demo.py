@@ -56,6 +56,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
     cluster_of = Cluster if of_vllm else EmulatedCluster
     stretch = 1.0 if of_vllm else emulated.STRETCH
     rate = REQUESTS_PER_SECOND if of_vllm else emulated.REQUESTS_PER_SECOND
+    concurrent = CONCURRENT_SESSIONS if of_vllm else emulated.CONCURRENT_SESSIONS
     sessions = build_sessions(plan.sessions, plan.seed, *(spec.name for spec in specs), stretch)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
@@ -79,9 +80,12 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
             runs = {}
             for name, approach in (("cold", Approach.NO_SHADOW), ("shadow", plan.approach)):
                 progress.update(bar, description=f"Calls, {name} run")
-                runs[name] = await _one_run(
-                    cluster, sessions, plan.seed, approach, f"control-{name}", lambda: progress.advance(bar), rate
-                )
+                async with cluster.control_plane(approach, f"control-{name}") as plane:
+                    replay = Replay.over(
+                        cluster, plane, f"control-{name}", lambda: progress.advance(bar), rate=rate,
+                        concurrent=concurrent,
+                    )  # fmt: skip
+                    runs[name] = await _one_run(cluster, replay, sessions, plan.seed, f"control-{name}")
     figures = report.build(
         runs["cold"],
         runs["shadow"],
@@ -95,7 +99,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
             # At request level Harvest and Harvest-SLO are one and the same rule.
             "shadow_admission": "request level, stock engines" if plan.stock else "iteration level, engine plugin",
             "length_scale": f"1/{SCALE / stretch:g}",
-            "concurrent_sessions": CONCURRENT_SESSIONS,
+            "concurrent_sessions": concurrent,
             "normal_requests_per_second_per_model": rate,
             "speed": cluster.speed,
         },
@@ -108,21 +112,17 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
     return figures
 
 
-async def _one_run(
-    cluster: Cluster, sessions: list[Session], seed: int, approach: Approach, name: str, on_call: Any, rate: float
-) -> Run:
-    async with cluster.control_plane(approach, name) as plane:
-        replay = Replay.over(cluster, plane, name, on_call, rate=rate)
-        await replay.warm_up()
-        try:
-            result = await replay.run(sessions, seed)
-        except ExceptionGroup as several:
-            cluster.check()
-            raise RuntimeError(f"the {name} run broke off: {several.exceptions[0]!r}") from several
+async def _one_run(cluster: Cluster, replay: Replay, sessions: list[Session], seed: int, name: str) -> Run:
+    await replay.warm_up()
+    try:
+        result = await replay.run(sessions, seed)
+    except ExceptionGroup as several:
         cluster.check()
-        with (cluster.run_dir / f"{name}-calls.jsonl").open("w") as lines:
-            lines.writelines(json.dumps(call.summary()) + "\n" for call in result.calls)
-        return result
+        raise RuntimeError(f"the {name} run broke off: {several.exceptions[0]!r}") from several
+    cluster.check()
+    with (cluster.run_dir / f"{name}-calls.jsonl").open("w") as lines:
+        lines.writelines(json.dumps(call.summary()) + "\n" for call in result.calls)
+    return result
 
 
 def default_cache_dir() -> Path:

@@ -63,7 +63,8 @@ class Replay:
     """One run over one control plane. `cache_salt` keeps it from hitting what another run left in the engines.
 
     `decode_urls` are those of the models whose D instance tells what it received. `speed` is that of the engines' time:
-    gaps and arrivals are as much shorter, and times are told in it. `rate` is normal requests per second and model.
+    gaps and arrivals are as much shorter, and times are told in it. `rate` is normal requests per second and model,
+    `concurrent` sessions run at a time.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Replay:
         *,
         speed: float = 1.0,
         rate: float = traffic.REQUESTS_PER_SECOND,
+        concurrent: int = CONCURRENT_SESSIONS,
     ) -> None:
         self._gateway_url = gateway_url
         self._controller_address = controller_address
@@ -86,6 +88,7 @@ class Replay:
         self._on_call = on_call
         self._speed = speed
         self._rate = rate
+        self._concurrent = concurrent
 
     @classmethod
     def over(
@@ -96,6 +99,7 @@ class Replay:
         on_call: Callable[[], None] = lambda: None,
         *,
         rate: float = traffic.REQUESTS_PER_SECOND,
+        concurrent: int = CONCURRENT_SESSIONS,
     ) -> "Replay":
         """A replay over all models of a running cluster."""
         decodes = [command for command in cluster.commands.values() if command.role is Role.DECODE]
@@ -108,6 +112,7 @@ class Replay:
             on_call=on_call,
             speed=cluster.speed,
             rate=rate,
+            concurrent=concurrent,
         )
 
     async def warm_up(self) -> None:
@@ -139,7 +144,7 @@ class Replay:
             async with asyncio.TaskGroup() as background:
                 background.create_task(self._normal(http, seed, run, over))
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(CONCURRENT_SESSIONS):
+                    for _ in range(self._concurrent):
                         group.create_task(worker())
                 over.set()
             run.seconds = time.perf_counter() - started
