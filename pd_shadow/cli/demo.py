@@ -36,6 +36,7 @@ MODES = ("disaggregated", "colocated")
     help="What the second run does: no-shadow, harvest, harvest-slo, predictive or eager.",
 )
 @click.option("--stock", is_flag=True, help="Stock engines, directed at request level, instead of the engine plugin.")
+@click.option("--speed", type=click.FloatRange(0.1, 100.0), help="Emulated seconds per second.  [default: 4]")
 @click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 4; 2 with --quick]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Sessions, gaps and traffic follow from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
@@ -48,6 +49,7 @@ def demo(
     mode: str,
     approach: str,
     stock: bool,
+    speed: float | None,
     sessions: int | None,
     seed: int,
     json_file: Path | None,
@@ -85,8 +87,12 @@ def demo(
         chosen = named(approach, among=whole.APPROACHES)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--approach") from error
+    if speed is not None and engine != Engines.EMULATED:
+        raise click.UsageError("--speed: only with --engine emulated; real engines take the time they take")
     plan = whole.Plan.quick(seed) if quick else whole.Plan(seed=seed)
     plan = replace(plan, engines=Engines(engine), mode=Mode(mode), approach=chosen, stock=stock)
+    if speed is not None:
+        plan = replace(plan, speed=speed)
     if sessions is not None:
         plan = replace(plan, sessions=sessions)
     rig.check_figures_file(json_file)

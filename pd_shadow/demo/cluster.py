@@ -15,7 +15,7 @@ import grpc.aio
 import yaml
 
 from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from pd_shadow.demo import emulated, models
+from pd_shadow.demo import models
 from pd_shadow.demo.emulated import EmulatedModel
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
 from pd_shadow.engine.emulated.config import EmulatedEngine
@@ -78,15 +78,13 @@ class Cluster:
     """Async context manager: engines are healthy inside it, and nothing is left running after it.
 
     `run_dir` receives logs and configuration, `cache_dir` the built models. `progress` is called with a line of text
-    whenever a process is ready. Engines run the plugin unless `stock`. Raises ProcessDiedError when a process does not
-    come up.
+    whenever a process is ready. Engines run the plugin unless `stock`. `speed` is seconds of the engines' time per real
+    second, other than 1 for emulated ones only. Raises ProcessDiedError when a process does not come up.
     """
 
     kv_transfer = "NIXL"
     """What moves KV from P to D."""
     hardware = HARDWARE
-    speed = 1.0
-    """Seconds of the engines' time per second."""
     poll_interval_seconds = 1.0
 
     def __init__(
@@ -97,12 +95,14 @@ class Cluster:
         progress: Progress | None = None,
         mode: Mode = Mode.DISAGGREGATED,
         stock: bool = False,
+        speed: float = 1.0,
     ) -> None:
         self.run_dir = run_dir
         self.cache_dir = cache_dir
         self.specs = tuple(specs)
         self.mode = mode
         self.stock = stock
+        self.speed = speed
         # Engines with the plugin are told at their start where controllers are found.
         self.controller_address = ""
         self.commands: dict[str, EngineCommand | EmulatedEngine] = {}
@@ -296,7 +296,6 @@ class EmulatedCluster(Cluster):
 
     kv_transfer = TimedLink.name
     hardware = ""
-    speed = emulated.SPEED
     poll_interval_seconds = 0.25
 
     async def _prepare(self) -> None:

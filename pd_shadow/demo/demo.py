@@ -34,6 +34,8 @@ class Plan:
     sessions: int = 4
     seed: int = 1
     engines: Engines = Engines.EMULATED
+    # Of emulated time.
+    speed: float = emulated.SPEED
     mode: Mode = Mode.DISAGGREGATED
     # Of the second run; the first is cold.
     approach: Approach = DEFAULT
@@ -57,7 +59,8 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
     stretch = 1.0 if of_vllm else emulated.STRETCH
     rate = REQUESTS_PER_SECOND if of_vllm else emulated.REQUESTS_PER_SECOND
     concurrent = CONCURRENT_SESSIONS if of_vllm else emulated.CONCURRENT_SESSIONS
-    sessions = build_sessions(plan.sessions, plan.seed, *(spec.name for spec in specs), stretch)
+    small, large = (spec.name for spec in specs)
+    sessions = build_sessions(plan.sessions, plan.seed, small, large, stretch)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
@@ -74,6 +77,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
             progress=lambda line: progress.advance(boot) if not line.startswith("control") else None,
             mode=plan.mode,
             stock=plan.stock,
+            speed=1.0 if of_vllm else plan.speed,
         ) as cluster:
             boot_seconds = time.monotonic() - started
             bar = progress.add_task("Calls", total=2 * sum(len(session.steps) for session in sessions))

@@ -69,7 +69,7 @@ def test_what_has_no_meaning_in_a_mode_is_left_out_with_the_reason() -> None:
     figures = report.build(cold, shadow, seed=4, specs=(SMALL, LARGE), config={}, mode=Mode.COLOCATED)
     figures = json.loads(json.dumps(figures))
     everything = build(cold, shadow)
-    gone = {"handed_off", "recomputed", "d_received_tokens_at_switch"}
+    gone = {"handed_off", "recomputed", "d_received_tokens_at_switch", "kv_transfer"}
     assert everything.keys() - figures.keys() == gone
     assert figures["ledger"] == {"prefilled": 10, "hit": 8, "wasted": 1, "resident": 0}
     assert figures["left_out"].keys() == gone | {"ledger.pushed"}
