@@ -36,7 +36,7 @@ MODES = ("disaggregated", "colocated")
     help="What the second run does: no-shadow, harvest, harvest-slo, predictive or eager.",
 )
 @click.option("--stock", is_flag=True, help="Stock engines, directed at request level, instead of the engine plugin.")
-@click.option("--speed", type=click.FloatRange(0.1, 100.0), help="Emulated seconds per second.  [default: 4]")
+@click.option("--speed", type=click.FloatRange(0.1, 100.0), help="Emulated seconds per second.  [default: 3]")
 @click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 4; 2 with --quick]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Sessions, gaps and traffic follow from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")

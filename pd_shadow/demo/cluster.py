@@ -15,7 +15,7 @@ import grpc.aio
 import yaml
 
 from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from pd_shadow.demo import models
+from pd_shadow.demo import emulated, models
 from pd_shadow.demo.emulated import EmulatedModel
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
 from pd_shadow.engine.emulated.config import EmulatedEngine
@@ -312,6 +312,7 @@ class EmulatedCluster(Cluster):
                     "host": HOST,
                     "port": ports.pop(),
                     "speed": self.speed,
+                    "block_size": emulated.BLOCK_SIZE,
                     **({"plugin": None} if self.stock else {}),
                 }
                 file = self.run_dir / f"{name}.yaml"
