@@ -1,7 +1,6 @@
 """`pd-shadow serve engine --emulated`."""
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,5 +57,5 @@ def engine(
     try:
         asyncio.run(serve(settings))
     except OSError as error:
-        click.echo(f"error: cannot start: {os.strerror(error.errno or 0)}", err=True)
+        click.echo(f"error: cannot start: {error.strerror or error}", err=True)
         sys.exit(1)
