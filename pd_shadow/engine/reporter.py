@@ -22,11 +22,11 @@ from grpc_status import rpc_status
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.api.v1.engine_pb2_grpc import EngineServiceStub
+from pd_shadow.common.backoff import Backoff
 from pd_shadow.common.config import ConfigError
 from pd_shadow.common.controller_access import ControllerAccess
 from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.engine import directives, session_tag
-from pd_shadow.engine.backoff import Backoff
 from pd_shadow.engine.directives import Directive, Directives
 from pd_shadow.engine.incarnation import incarnation
 from pd_shadow.engine.outbox import Outbox

@@ -29,9 +29,9 @@ from controller.server.plane import Plane
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.api.v1 import engine_pb2_grpc
+from pd_shadow.common.backoff import Backoff
 from pd_shadow.common.config import ConfigError
 from pd_shadow.common.tls import ClientTls
-from pd_shadow.engine.backoff import Backoff
 from pd_shadow.engine.directives import DropSession, PauseShadow, ResumeShadow, SetLimits
 from pd_shadow.engine.outbox import PENDING
 from pd_shadow.engine.reporter import REFUSED_SECONDS, Reporter, is_serving

@@ -1,4 +1,4 @@
-from pd_shadow.engine.backoff import Backoff
+from pd_shadow.common.backoff import Backoff
 
 
 def test_waits_double_up_to_the_most_until_a_try_goes_well() -> None:
