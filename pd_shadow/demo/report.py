@@ -158,7 +158,7 @@ def paired_reduction(cold: Sequence[Call], shadow: Sequence[Call]) -> float | No
     return round(statistics.median(shares), 4) if shares else None
 
 
-def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> tuple[float, float] | None:
+def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> list[float] | None:
     """95 % bootstrap interval of `reduction`, drawing switch calls that both runs have; None without pairs."""
     after = {(call.session, call.number): call for call in shadow}
     pairs = [(call, after[key]) for call in cold if (key := (call.session, call.number)) in after]
@@ -170,7 +170,7 @@ def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> tuple[fl
         sample = rng.choices(pairs, k=len(pairs))
         drawn.append(reduction([before for before, _ in sample], [warm for _, warm in sample]) or 0.0)
     drawn.sort()
-    return percentile(drawn, 2.5), percentile(drawn, 97.5)
+    return [round(percentile(drawn, share), 4) for share in (2.5, 97.5)]
 
 
 def hit_rate(calls: Sequence[Call]) -> float | None:
