@@ -44,7 +44,9 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: Blocks) -> None:
-        """Give blocks back; raises ValueError if one is free already or given twice."""
+        """Give blocks back; raises ValueError if one is free already, given twice or not of this pool."""
+        if len(blocks) and not (0 <= blocks.min() and blocks.max() < len(self._free)):
+            raise ValueError(f"blocks: a block is not in 0…{len(self._free) - 1}")
         if len(np.unique(blocks)) != len(blocks) or (len(blocks) and self._free[blocks].any()):
             raise ValueError("blocks: a block is given back twice")
         self._free[blocks] = True

@@ -79,19 +79,20 @@ def plan_chunk(
     if chunk.start % grain or chunk.end % grain:
         raise ValueError(f"chunk: {chunk.start}…{chunk.end} does not begin and end at whole blocks of {grain} tokens")
     heads = shared_heads(source, target)
-    where = [
+    first, second = (
         _positions(pool, blocks, name, chunk, piece, heads)
         for name, pool, blocks in (("source", source, source_blocks), ("target", target, target_blocks))
-    ]
-    first, second = _in_address_order(where[0], where[1], source.stride, source.bases)
+    )
     return _cut(piece, source, target, first, second, batch_bytes, batch_runs)
 
 
 def _positions(
     pool: KvPool, blocks: npt.ArrayLike, name: str, chunk: Chunk, piece: Piece, heads: range
 ) -> npt.NDArray[np.int64]:
-    """Positions in the pool's list, shape (planes, token steps, head steps), the same part at the same place."""
+    """Positions in the pool's list: the same parts of the chunk in the same order for every pool."""
     layout = pool.layout
+    if layout.planes * pool.pieces_per_plane(piece.bytes) > np.iinfo(np.int32).max:
+        raise ValueError(f"blocks: the {name}'s pool has more pieces of {piece.bytes} bytes than an index can name")
     table = np.asarray(blocks, dtype=np.int64)
     if table.ndim != 1 or len(table) * layout.block_tokens < chunk.end:
         raise ValueError(f"{name}_blocks: {table.size} blocks of {layout.block_tokens} do not reach token {chunk.end}")
@@ -108,16 +109,7 @@ def _positions(
         inner = step[:, None] * (layout.rank_heads // piece.heads) + head[None, :]
     within = block[:, None] * pool.pieces_per_stride(piece.bytes) + inner
     plane = np.arange(layout.planes, dtype=np.int64) * pool.pieces_per_plane(piece.bytes)
-    return plane[:, None, None] + within[None, :, :]
-
-
-def _in_address_order(
-    source: npt.NDArray[np.int64], target: npt.NDArray[np.int64], stride: int, bases: tuple[int, ...]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Both flattened so that the source's addresses rise within a plane, or within a block that holds all planes."""
-    if len(bases) > 1 and abs(bases[1] - bases[0]) < stride:
-        source, target = np.moveaxis(source, 0, 1), np.moveaxis(target, 0, 1)
-    return source.reshape(-1), target.reshape(-1)
+    return (plane[:, None, None] + within[None, :, :]).reshape(-1)
 
 
 def _addresses(pool: KvPool, positions: npt.NDArray[np.int64], piece: Piece) -> npt.NDArray[np.int64]:

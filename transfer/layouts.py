@@ -143,8 +143,10 @@ def common_piece(source: KvPool, target: KvPool) -> Piece:
     if not shared:
         raise ValueError(f"rank: source rank {source.rank} and target rank {target.rank} share no heads")
     tokens = gcd(first.block_tokens, second.block_tokens)
-    one, other = _contiguous(first, len(shared), tokens), _contiguous(second, len(shared), tokens)
-    heads, tokens = min(one[0], other[0]), min(one[1], other[1])
+    heads = len(shared)
+    # What one side cuts may no longer be whole, and so not contiguous, on the other.
+    for layout in (first, second, first):
+        heads, tokens = _contiguous(layout, heads, tokens)
     if first.order is not second.order and heads > 1 and tokens > 1:
         # A transport copies, it does not transpose.
         heads = tokens = 1
