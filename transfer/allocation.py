@@ -1,4 +1,4 @@
-"""Which blocks of a pool a chunk gets: long runs first, because runs move several times faster than scattered blocks."""
+"""Which blocks of a pool a chunk gets: long runs first, because runs move several times faster than single blocks."""
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,9 @@ class BlockPool:
 
     def free(self, blocks: Blocks) -> None:
         """Give blocks back; raises ValueError if one is free already, given twice or not of this pool."""
-        if len(blocks) and not (0 <= blocks.min() and blocks.max() < len(self._free)):
+        if ((blocks < 0) | (blocks >= len(self._free))).any():
             raise ValueError(f"blocks: a block is not in 0…{len(self._free) - 1}")
-        if len(np.unique(blocks)) != len(blocks) or (len(blocks) and self._free[blocks].any()):
+        if len(np.unique(blocks)) != len(blocks) or self._free[blocks].any():
             raise ValueError("blocks: a block is given back twice")
         self._free[blocks] = True
         self.free_blocks += len(blocks)

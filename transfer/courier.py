@@ -30,6 +30,7 @@ from transfer.wire import Kind, Note
 
 _CLOSED_EPOCHS = 4096
 _PIECE_SIZES = 16
+_UNSENT_NOTES = 4096
 
 
 class PeerOffer(NamedTuple):
@@ -44,8 +45,8 @@ class PeerOffer(NamedTuple):
 class Push(NamedTuple):
     """One part of a chunk. `incarnation`, `epoch` and `part` are those of the receiver's reservation.
 
-    A `plan`'s source is our pool for a WRITE and the peer's for a READ. `deadline` is on the courier's clock; a `normal`
-    push posts before any shadow one.
+    A `plan`'s source is our pool for a WRITE and the peer's for a READ. `deadline` is on the courier's clock; a
+    `normal` push posts before any shadow one.
     """
 
     peer: str
@@ -74,7 +75,7 @@ class PushReason(Enum):
 
 
 class PushOutcome(NamedTuple):
-    """`bytes` are those known to be in place, `seconds` from the call of `push`; `detail` is the transport's message."""
+    """`bytes` are those known to be in place, `seconds` run from the call of `push`, `detail` is the transport's."""
 
     reason: PushReason
     bytes: int = 0
@@ -98,7 +99,7 @@ class _Peer:
     def __init__(self, offer: PeerOffer) -> None:
         self.offer = offer
         self.lists: dict[int, DescriptorList] = {}
-        self.unsent: deque[bytes] = deque()
+        self.unsent: deque[bytes] = deque(maxlen=_UNSENT_NOTES)
 
 
 class _Sending:
@@ -147,6 +148,8 @@ class Courier:
         """Called with every DONE and DRAINED that arrives."""
         self.on_peer_gone: Callable[[Sender], None] = lambda _sender: None
         """Called when a peer's process is known to be gone: connection lost, or replaced by a newer incarnation."""
+        self.on_step: Callable[[], None] = lambda: None
+        """Called in every step."""
         self.expects_notes: Callable[[], bool] = lambda: False
         """Whether notes are awaited: then they are looked for every `poll_seconds` instead of `idle_seconds`."""
         self.unknown_messages = 0
@@ -184,13 +187,16 @@ class Courier:
                     f"incarnation: {offer.name} is known as {known.offer.incarnation}, not as the older "
                     f"{offer.incarnation}"
                 )
-            self._lose(offer.name, "replaced by a newer incarnation")
+            self._lose(offer.name, "replaced by a newer incarnation", gone=True)
         self._transport.connect(offer.name, offer.metadata)
         self._peers[offer.name] = _Peer(offer)
 
     def forget(self, name: str) -> None:
-        """Close the connection to a peer; its pushes end as lost. Unknown names are forgotten already."""
-        self._lose(name, "forgotten")
+        """Close the connection to a peer; pushes to it end as lost. Unknown names are forgotten already.
+
+        Its process may live on and write: blocks reserved for it stay so until it is connected again and answers.
+        """
+        self._lose(name, "forgotten", gone=False)
 
     def peers(self) -> dict[str, int]:
         """Names and incarnations."""
@@ -234,6 +240,7 @@ class Courier:
     def step(self) -> float:
         """Do what can be done now; the seconds after which to call again."""
         self._receive()
+        self.on_step()
         for known in list(self._peers.values()):
             self._flush(known)
         self._release_late()
@@ -312,12 +319,11 @@ class Courier:
             try:
                 over = self._transport.poll(transfer)
             except PeerLostError as error:
-                self._lose(sending.push.peer, str(error))
+                self._lose(sending.push.peer, str(error), gone=True)
                 return
             except TransportError as error:
-                self._arrived(sending, transfer, 0)
-                self._end(sending, PushReason.TRANSPORT_ERROR, str(error))
-                continue
+                self._reconnect(sending.push.peer, str(error))
+                return
             if over:
                 self._arrived(sending, transfer, sending.in_flight[transfer])
 
@@ -333,10 +339,10 @@ class Courier:
             else:
                 transfer, over = self._transport.post(push.operation, (own, batch.target), (theirs, batch.source))
         except PeerLostError as error:
-            self._lose(push.peer, str(error))
+            self._lose(push.peer, str(error), gone=True)
             return False
         except TransportError as error:
-            self._end(sending, PushReason.TRANSPORT_ERROR, str(error))
+            self._reconnect(push.peer, str(error))
             return False
         size = len(batch.source) * push.plan.piece.bytes
         sending.posts += 1
@@ -368,7 +374,7 @@ class Courier:
             try:
                 self._transport.send(known.offer.name, known.unsent[0])
             except PeerLostError as error:
-                self._lose(known.offer.name, str(error))
+                self._lose(known.offer.name, str(error), gone=True)
                 return
             except TransportError:
                 # A receiver that does not hear of it would hold its blocks for ever: try again with the next step.
@@ -413,10 +419,35 @@ class Courier:
             lists[size] = self._transport.prepare(pool.rows(size), peer)
         return lists[size]
 
-    def _lose(self, name: str, detail: str) -> None:
-        known = self._peers.pop(name, None)
+    def _lose(self, name: str, detail: str, *, gone: bool) -> None:
+        """End everything that concerns a peer; `gone` says that its process has ended."""
+        known = self._peers.get(name)
         if known is None:
             return
+        lost = self._disconnect(known)
+        for sending in lost:
+            self._end(sending, PushReason.PEER_LOST, detail)
+            sending.on_drained(Drained.PEER_GONE)
+        if gone:
+            self.on_peer_gone(Sender(name, known.offer.incarnation))
+
+    def _reconnect(self, name: str, detail: str) -> None:
+        """After an error nobody knows what is still in flight: only closing the connection makes sure."""
+        known = self._peers[name]
+        failed = self._disconnect(known)
+        with contextlib.suppress(TransportError):
+            self._transport.connect(name, known.offer.metadata)
+            self._peers[name] = _Peer(known.offer)
+        for sending in failed:
+            push = sending.push
+            self._close_epoch(push.peer, push.incarnation, push.epoch, push.part)
+            self._end(sending, PushReason.TRANSPORT_ERROR, detail)
+            self._tell(push, Kind.DRAINED)
+            sending.on_drained(Drained.TOLD if name in self._peers else Drained.PEER_GONE)
+
+    def _disconnect(self, known: _Peer) -> list[_Sending]:
+        name = known.offer.name
+        del self._peers[name]
         lost = [sending for sending in self._sendings if sending.push.peer == name]
         for sending in lost:
             self._sendings.remove(sending)
@@ -427,7 +458,4 @@ class Courier:
                 self._transport.release_list(descriptors)
         with contextlib.suppress(TransportError):
             self._transport.disconnect(name)
-        for sending in lost:
-            self._end(sending, PushReason.PEER_LOST, detail)
-            sending.on_drained(Drained.PEER_GONE)
-        self.on_peer_gone(Sender(name, known.offer.incarnation))
+        return lost

@@ -61,7 +61,7 @@ class CourierThread:
         return await future
 
     def push(self, push: Push) -> Ticket:
-        """Send a part of a chunk. After the courier has ended, the outcome is TRANSPORT_ERROR and the drain ABANDONED."""
+        """Send a part of a chunk; TRANSPORT_ERROR and ABANDONED after the courier has ended."""
         loop = asyncio.get_running_loop()
         ticket = Ticket(loop.create_future(), loop.create_future())
 

@@ -114,7 +114,8 @@ def _positions(
 
 def _addresses(pool: KvPool, positions: npt.NDArray[np.int64], piece: Piece) -> npt.NDArray[np.int64]:
     plane, within = np.divmod(positions, pool.pieces_per_plane(piece.bytes))
-    return np.asarray(pool.bases, dtype=np.int64)[plane] + within * piece.bytes
+    addresses: npt.NDArray[np.int64] = np.asarray(pool.bases, dtype=np.int64)[plane] + within * piece.bytes
+    return addresses
 
 
 def _cut(

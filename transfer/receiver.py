@@ -12,7 +12,7 @@ ASK_MOST_SECONDS = 16.0
 
 
 class Receiver:
-    """Runs on the courier's thread: call `step` after the courier's. Effects go to `on_effect`.
+    """Part of a courier, whose steps drive it; effects go to `on_effect`, on the courier's thread.
 
     A reservation that fails is cancelled at its senders, and again at growing intervals until each has answered that it
     has drained or turns out to be gone.
@@ -35,6 +35,7 @@ class Receiver:
         self._asks: dict[int, tuple[float, float]] = {}
         courier.on_note = self._noted
         courier.on_peer_gone = self._gone
+        courier.on_step = self._step
         courier.expects_notes = lambda: bool(len(reservations))
 
     def reserve(self, blocks: int, parts: Sequence[Sender], seconds: float) -> tuple[int, Blocks] | None:
@@ -47,7 +48,7 @@ class Receiver:
     def cancel(self, epoch: int) -> None:
         self._take(self.reservations.cancel(epoch, self._clock()))
 
-    def step(self) -> None:
+    def _step(self) -> None:
         now = self._clock()
         self._take(self.reservations.tick(now))
         for epoch, (due, interval) in list(self._asks.items()):
@@ -73,6 +74,4 @@ class Receiver:
         if not senders:
             del self._asks[epoch]
         for part, sender in senders.items():
-            note = Note(Kind.CANCEL, self.reservations.incarnation, epoch, part)
-            if not self._courier.send(sender.name, note):
-                self._take(self.reservations.sender_gone(sender, self._clock()))
+            self._courier.send(sender.name, Note(Kind.CANCEL, self.reservations.incarnation, epoch, part))

@@ -2,9 +2,9 @@
 
 A transport cannot be fenced: releasing a transfer does not cancel it, and deregistered memory can still be written. So
 blocks of a reservation are given back only when every part's sender has said that nothing is in flight any more
-(`DONE` or `DRAINED`), or when its process is gone and what the kernel still held for us has had time to land. What
-fails is reported at once and in bounded time; its blocks follow when they are safe. A sender that hangs holds its blocks until it wakes
-or dies: that is the price of one-sided writes.
+(`DONE` or `DRAINED`) or its process is gone, and after a failure what was on its way has had time to land. What
+fails is reported at once and in bounded time; its blocks follow when they are safe. A sender that hangs holds its
+blocks until it wakes or dies: that is the price of one-sided writes.
 
 Every reservation has an epoch, a number this receiver never uses twice; notes that carry another incarnation or a
 closed epoch change nothing.
@@ -125,6 +125,8 @@ class Reservations:
         reservation.open_parts.discard(note.part)
         effects: list[Effect] = []
         if note.kind is Kind.DRAINED:
+            # A sender drains an error by closing its connection; what had left it by then may still be on its way.
+            reservation.safe_at = max(reservation.safe_at, now + self.settle_seconds)
             effects += self._fail(note.epoch, FailReason.SENDER_FAILED)
         return effects + self._close(note.epoch, now)
 
@@ -157,15 +159,6 @@ class Reservations:
                 effects += self._fail(epoch, FailReason.DEADLINE)
             effects += self._close(epoch, now)
         return effects
-
-    def silent_senders(self) -> set[Sender]:
-        """Senders that hold blocks of failed reservations: worth asking whether they live."""
-        return {
-            reservation.parts[part]
-            for reservation in self._held.values()
-            if reservation.failed is not None
-            for part in reservation.open_parts
-        }
 
     def senders_of(self, epoch: int) -> dict[int, Sender]:
         """Parts still open and whose they are."""

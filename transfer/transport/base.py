@@ -60,7 +60,7 @@ class TransportError(Exception):
 
 
 class PeerLostError(TransportError):
-    """The peer's process or connection is gone: nothing posted to it will finish, and nothing more is read or written."""
+    """The peer's process or connection is gone: nothing posted to it will finish, nothing more is read or written."""
 
 
 class Transport(Protocol):
