@@ -69,7 +69,9 @@ class PushReason(Enum):
     PEER_UNKNOWN = "peer_unknown"
     """No peer of this name and incarnation is connected."""
     EPOCH_CLOSED = "epoch_closed"
-    """The receiver has taken the reservation back."""
+    """The reservation has been used, refused or taken back."""
+    EPOCH_BUSY = "epoch_busy"
+    """The same part of the same reservation is being pushed."""
     QUEUE_FULL = "queue_full"
     TRANSPORT_ERROR = "transport_error"
 
@@ -89,6 +91,8 @@ class Drained(Enum):
 
     TOLD = "told"
     """The receiver has been told."""
+    NEVER_BEGAN = "never_began"
+    """The push was refused; nothing was posted."""
     PEER_GONE = "peer_gone"
     """The connection is closed, there is nobody to tell."""
     ABANDONED = "abandoned"
@@ -212,13 +216,10 @@ class Courier:
         refusal = self._refusal(push)
         if refusal is not None:
             on_end(PushOutcome(refusal))
-            peer = self._peers.get(push.peer)
-            if peer is None or peer.offer.incarnation != push.incarnation:
-                on_drained(Drained.PEER_GONE)
-                return
-            self._close_epoch(push.peer, push.incarnation, push.epoch, push.part)
-            self._tell(push, Kind.DRAINED)
-            on_drained(Drained.TOLD)
+            if refusal not in (PushReason.EPOCH_BUSY, PushReason.PEER_UNKNOWN):
+                self._close_epoch(push.peer, push.incarnation, push.epoch, push.part)
+                self._tell(push, Kind.DRAINED)
+            on_drained(Drained.NEVER_BEGAN)
             return
         self._sendings.append(_Sending(push, self._clock(), on_end, on_drained))
 
@@ -275,6 +276,8 @@ class Courier:
         peer = self._peers.get(push.peer)
         if peer is None or peer.offer.incarnation != push.incarnation:
             return PushReason.PEER_UNKNOWN
+        if any(sending.push[:4] == push[:4] for sending in self._sendings):
+            return PushReason.EPOCH_BUSY
         if (push.peer, push.incarnation, push.epoch, push.part) in self._closed:
             return PushReason.EPOCH_CLOSED
         if any(sending.push.peer == push.peer and sending.ended for sending in self._sendings):
