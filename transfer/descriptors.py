@@ -112,10 +112,11 @@ def _positions(
     return (plane[:, None, None] + within[None, :, :]).reshape(-1)
 
 
-def _addresses(pool: KvPool, positions: npt.NDArray[np.int64], piece: Piece) -> npt.NDArray[np.int64]:
+def addresses(pool: KvPool, positions: npt.NDArray[np.integer], piece: Piece) -> npt.NDArray[np.int64]:
+    """Where the pieces at these positions of the pool's list begin."""
     plane, within = np.divmod(positions, pool.pieces_per_plane(piece.bytes))
-    addresses: npt.NDArray[np.int64] = np.asarray(pool.bases, dtype=np.int64)[plane] + within * piece.bytes
-    return addresses
+    begins: npt.NDArray[np.int64] = np.asarray(pool.bases, dtype=np.int64)[plane] + within * piece.bytes
+    return begins
 
 
 def _cut(
@@ -127,7 +128,7 @@ def _cut(
     batch_bytes: int,
     batch_runs: int,
 ) -> ChunkPlan:
-    origin, destination = _addresses(source, first, piece), _addresses(target, second, piece)
+    origin, destination = addresses(source, first, piece), addresses(target, second, piece)
     order = np.argsort(origin, kind="stable")
     first, second, origin, destination = first[order], second[order], origin[order], destination[order]
     joined = (np.diff(origin) == piece.bytes) & (np.diff(destination) == piece.bytes)

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer.allocation import BlockPool, Blocks
+from transfer.bench.limits import receive_all, send_all
 from transfer.bench.memory import Buffer
 from transfer.courier import Courier, PeerOffer
 from transfer.layouts import KvLayout, KvPool
@@ -78,6 +80,7 @@ class _Child:
     def __init__(self, name: str, incarnation: int, shape: PoolShape, settings: NixlSettings) -> None:
         self.buffer = Buffer(shape.bytes, huge_pages=shape.huge_pages)
         self.transport, self.courier = open_courier(name, incarnation, shape, self.buffer, settings)
+        self.listener = socket.create_server(("127.0.0.1", 0))
         self.seen: list[Seen] = []
         self.reservations = Reservations(BlockPool(shape.blocks), incarnation)
         self.receiver = Receiver(
@@ -109,6 +112,12 @@ class _Child:
                 return self.buffer.array[offset : offset + length].copy()
             case "address":
                 return self.buffer.address
+            case "listen":
+                self.listener.listen(1)
+                return self.listener.getsockname()
+            case "receive":
+                (length,) = arguments
+                return receive_all(self.listener, self.buffer.array[:length])
             case "held_blocks":
                 return self.reservations.held_blocks
             case "usage":
@@ -131,7 +140,7 @@ def _serve(pipe: Connection, name: str, incarnation: int, shape: PoolShape, sett
                 continue
             try:
                 answer = child.answer(*pipe.recv())
-            except (TransportError, ValueError) as error:
+            except (TransportError, ValueError, OSError) as error:
                 answer = error
             pipe.send(answer)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -217,6 +226,13 @@ class Peer:
 
     def address(self) -> int:
         return int(self._ask("address"))
+
+    def raw_tcp(self, data: npt.NDArray[np.uint8]) -> float:
+        """Seconds in which `data` reaches the peer's memory over a plain TCP stream."""
+        address = self._ask("listen")
+        self._pipe.send(("receive", len(data)))
+        started = send_all(address, data)
+        return float(self._received(ANSWER_SECONDS)) - started
 
     def held_blocks(self) -> int:
         return int(self._ask("held_blocks"))
