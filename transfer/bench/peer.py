@@ -78,11 +78,15 @@ def open_courier(
 
 class _Child:
     def __init__(self, name: str, incarnation: int, shape: PoolShape, settings: NixlSettings) -> None:
+        self.name, self.shape, self.settings = name, shape, settings
         self.buffer = Buffer(shape.bytes, huge_pages=shape.huge_pages)
-        self.transport, self.courier = open_courier(name, incarnation, shape, self.buffer, settings)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.seen: list[Seen] = []
-        self.reservations = Reservations(BlockPool(shape.blocks), incarnation)
+        self.open(incarnation)
+
+    def open(self, incarnation: int) -> None:
+        self.transport, self.courier = open_courier(self.name, incarnation, self.shape, self.buffer, self.settings)
+        self.reservations = Reservations(BlockPool(self.shape.blocks), incarnation)
         self.receiver = Receiver(
             self.courier,
             self.reservations,
@@ -94,6 +98,10 @@ class _Child:
         match verb:
             case "connect":
                 return self.courier.connect(*arguments)
+            case "restart":
+                self.courier.close()
+                self.seen.clear()
+                return self.open(*arguments)
             case "offer":
                 return self.courier.offer()
             case "reserve":
@@ -201,6 +209,11 @@ class Peer:
 
     def connect(self, offer: PeerOffer) -> None:
         self._ask("connect", offer)
+
+    def restart(self) -> None:
+        """End the receiver and start it again under its name, in the same process: far quicker than a new one."""
+        self.incarnation += 1
+        self._ask("restart", self.incarnation)
 
     def reserve(self, blocks: int, parts: Sequence[Sender], seconds: float) -> tuple[int, Blocks] | None:
         reserved: tuple[int, Blocks] | None = self._ask("reserve", blocks, parts, seconds)

@@ -44,6 +44,9 @@ class NixlSettings:
     backend_options: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     memory: Memory = Memory.DRAM
+    progress_thread: bool = True
+    """Whether NIXL advances transfers between our calls. A side that only sends does without: its courier polls while
+    anything is in flight, and the thread would compete with the copies."""
     progress_delay_microseconds: int = 1000
     """The progress thread sleeps in poll() for up to this long and wakes for every event. Zero would spin."""
 
@@ -93,7 +96,7 @@ class NixlTransport:
         self._transfers: set[Transfer] = set()
         self._peers: set[str] = set()
         config = self._nixl.nixlAgentConfig()
-        config.useProgThread = True
+        config.useProgThread = settings.progress_thread
         config.pthrDelay = settings.progress_delay_microseconds
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_STRICT
         config.captureTelemetry = False
