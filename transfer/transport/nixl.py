@@ -47,7 +47,7 @@ class NixlSettings:
     progress_thread: bool = True
     """Whether NIXL advances transfers between our calls. A side that only sends does without: its courier polls while
     anything is in flight, and the thread would compete with the copies."""
-    progress_delay_microseconds: int = 1000
+    progress_delay_microseconds: int = 2000
     """The progress thread sleeps in poll() for up to this long and wakes for every event. Zero would spin."""
 
     def __post_init__(self) -> None:
