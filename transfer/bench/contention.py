@@ -106,9 +106,9 @@ async def _normals(mover: _Mover, count: int, gap_seconds: float) -> Side:
     return Side(count, p50, p90, p99, max(seconds))
 
 
-async def _shadows(mover: _Mover, into: list[float]) -> None:
+async def _shadows(mover: _Mover) -> None:
     while True:
-        into.append(await mover.move(CHUNK_BLOCKS, NORMAL_BLOCKS, normal=False))
+        await mover.move(CHUNK_BLOCKS, NORMAL_BLOCKS, normal=False)
 
 
 async def contention(transfers: int, gap_seconds: float = 0.02) -> Contention:
@@ -134,7 +134,7 @@ async def contention(transfers: int, gap_seconds: float = 0.02) -> Contention:
         link.ledger = LinkLedger(link.gate, time.monotonic())
         started = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            backlog = group.create_task(_shadows(mover, []))
+            backlog = group.create_task(_shadows(mover))
             beside = await _normals(mover, transfers, gap_seconds)
             backlog.cancel()
         elapsed = time.monotonic() - started

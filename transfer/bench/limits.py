@@ -48,7 +48,7 @@ def send_all(address: tuple[str, int], data: npt.NDArray[np.uint8]) -> float:
     """Send `data` over TCP; CLOCK_MONOTONIC when the first byte was handed over."""
     with socket.create_connection(address) as stream:
         started = time.monotonic()
-        stream.sendall(memoryview(data))
+        stream.sendall(data.data)
     return started
 
 
@@ -56,7 +56,7 @@ def receive_all(listener: socket.socket, into: npt.NDArray[np.uint8]) -> float:
     """Receive as many bytes as `into` holds; CLOCK_MONOTONIC when the last was there."""
     stream, _ = listener.accept()
     with stream:
-        view, filled = memoryview(into), 0
+        view, filled = into.data, 0
         while filled < len(into):
             count = stream.recv_into(view[filled:])
             if not count:

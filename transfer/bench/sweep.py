@@ -97,7 +97,7 @@ def block_table(generator: np.random.Generator, blocks: npt.NDArray[np.int32], r
     if run == 0 or run >= len(blocks):
         return blocks
     pieces = [blocks[begin : begin + run] for begin in range(0, len(blocks), run)]
-    generator.shuffle(pieces)  # type: ignore[arg-type]
+    generator.shuffle(pieces)
     return np.concatenate(pieces)
 
 
@@ -192,6 +192,7 @@ def run_case(case: Case, rounds: int, seed: int) -> Row:
             times = _arrivals(pair.peer, len(pushes))
             for blocks in taken:
                 pair.peer.free(blocks)
+            assert plan is not None
             limit = _limit(case, pair, plan, taken[-1])
             if turn:
                 seconds.append(elapsed)
