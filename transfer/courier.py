@@ -26,7 +26,7 @@ from transfer.transport.base import (
     Transport,
     TransportError,
 )
-from transfer.wire import Kind, Note
+from transfer.wire import NUMBER_MOST, Kind, Note
 
 _CLOSED_EPOCHS = 4096
 _PIECE_SIZES = 16
@@ -57,6 +57,12 @@ class Push(NamedTuple):
     deadline: float
     normal: bool = False
     operation: Operation = Operation.WRITE
+
+    def check(self) -> None:
+        """Raises ValueError for numbers that no note can carry."""
+        for name in ("incarnation", "epoch", "part"):
+            if not 0 <= getattr(self, name) <= NUMBER_MOST:
+                raise ValueError(f"{name}: {getattr(self, name)} is not in 0…2^64-1")
 
 
 class PushReason(Enum):
@@ -212,7 +218,11 @@ class Courier:
         return len(self._sendings)
 
     def push(self, push: Push, on_end: Callable[[PushOutcome], None], on_drained: Callable[[Drained], None]) -> None:
-        """Send a part of a chunk. Both callbacks are called once, from here or from `step`."""
+        """Send a part of a chunk. Both callbacks are called once, from here or from `step`.
+
+        Raises ValueError as `Push.check` does.
+        """
+        push.check()
         refusal = self._refusal(push)
         if refusal is not None:
             on_end(PushOutcome(refusal))
@@ -256,7 +266,8 @@ class Courier:
             self._finish(sending)
         if posted:
             return 0.0
-        waiting = self._sendings or self._unreleased or any(known.unsent for known in self._peers.values())
+        # What has ended and not drained may stay so for as long as its peer hangs: no reason to hurry.
+        waiting = any(not sending.ended for sending in self._sendings)
         return self._poll_seconds if waiting or self.expects_notes() else self._idle_seconds
 
     def close(self) -> None:

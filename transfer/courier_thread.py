@@ -28,7 +28,7 @@ class CourierThread:
         """`open_courier` runs on the thread: a transport belongs to the thread that made it."""
         self._open_courier = open_courier
         self._close_seconds = close_seconds
-        self._commands: queue.SimpleQueue[Callable[[Courier], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[Courier | None], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._ended = threading.Event()
@@ -61,7 +61,11 @@ class CourierThread:
         return await future
 
     def push(self, push: Push) -> Ticket:
-        """Send a part of a chunk; TRANSPORT_ERROR and ABANDONED after the courier has ended."""
+        """Send a part of a chunk; TRANSPORT_ERROR and ABANDONED after the courier has ended.
+
+        Raises ValueError as `Push.check` does.
+        """
+        push.check()
         loop = asyncio.get_running_loop()
         ticket = Ticket(loop.create_future(), loop.create_future())
 
@@ -138,7 +142,7 @@ class CourierThread:
             while True:
                 command = self._commands.get_nowait()
                 if command is not None:
-                    command(None)  # type: ignore[arg-type]
+                    command(None)
 
 
 def _tell(

@@ -36,7 +36,7 @@ class Receiver:
         courier.on_note = self._noted
         courier.on_peer_gone = self._gone
         courier.on_step = self._step
-        courier.expects_notes = lambda: bool(len(reservations))
+        courier.expects_notes = lambda: reservations.awaited
 
     def reserve(self, blocks: int, parts: Sequence[Sender], seconds: float) -> tuple[int, Blocks] | None:
         """As `Reservations.reserve`, for `seconds` from now. None also when a sender is not connected as named."""

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from transfer.allocation import BlockPool, Blocks
-from transfer.wire import Kind, Note
+from transfer.wire import NUMBER_MOST, Kind, Note
 
 SETTLE_SECONDS = 1.0
 
@@ -76,6 +76,8 @@ class Reservations:
     ) -> None:
         if most < 1:
             raise ValueError(f"most: must be at least 1, is {most}")
+        if not 0 <= incarnation <= NUMBER_MOST:
+            raise ValueError(f"incarnation: {incarnation} is not in 0…2^64-1")
         if settle_seconds < 0:
             raise ValueError(f"settle_seconds: must not be negative, is {settle_seconds}")
         self.pool = pool
@@ -93,6 +95,11 @@ class Reservations:
     @property
     def held_blocks(self) -> int:
         return sum(len(reservation.blocks) for reservation in self._held.values())
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a reservation may still complete."""
+        return any(reservation.failed is None for reservation in self._held.values())
 
     def reserve(self, blocks: int, parts: Sequence[Sender], deadline: float) -> tuple[int, Blocks] | None:
         """Reserve `blocks` for a chunk that arrives in `parts`, part `i` from `parts[i]`; (epoch, blocks).

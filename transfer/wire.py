@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 _FORM = struct.Struct("!4sBBQQQ")
 _MAGIC = b"PDS1"
+NUMBER_MOST = 2**64 - 1
 
 
 class Kind(IntEnum):

@@ -299,6 +299,28 @@ def test_pushes_are_capped(rig: Rig) -> None:
     assert rig.outcomes == [PushOutcome(PushReason.QUEUE_FULL)]
 
 
+def test_a_hung_peer_costs_few_polls_once_its_push_has_ended(rig: Rig) -> None:
+    rig.reserve(seconds=1.0)
+    rig.p.faults.plan(Step.POST, Fault.HANG)
+    assert rig.p.courier.step() == rig.d.courier.step() * 40
+    rig.push(seconds=1.0)
+    rig.steps(count=16)
+    idle = rig.p.courier.step() * 40
+    rig.steps(count=20, seconds=0.1)
+    assert (rig.drains, rig.p.courier.step(), rig.d.courier.step()) == ([], idle, idle)
+
+
+@pytest.mark.parametrize("field", ["incarnation", "epoch", "part"])
+def test_a_number_that_no_note_can_carry_is_refused(rig: Rig, field: str) -> None:
+    rig.reserve()
+    plan = plan_chunk(rig.p.courier.pool, rig.d.courier.pool, np.arange(8), rig.blocks, Chunk(0, TOKENS))
+    for value in (-1, 2**64):
+        push = Push("d", 5, rig.epoch, 0, plan, 200.0)._replace(**{field: value})
+        with pytest.raises(ValueError, match=f"{field}: {value} is not in"):
+            rig.p.courier.push(push, rig.outcomes.append, rig.drains.append)
+    assert rig.outcomes == []
+
+
 def test_a_region_that_cannot_be_registered_closes_the_transport() -> None:
     faults = FaultyTransport(MemoryTransport("p", Network()))
     faults.plan(Step.REGISTER, Fault.ERROR)

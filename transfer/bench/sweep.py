@@ -182,6 +182,9 @@ def run_case(case: Case, rounds: int, seed: int) -> Row:
                 )
                 deadline = time.monotonic() + PUSH_SECONDS
                 pushes.append(Push("receiver", 1, epoch, 0, plan, deadline, operation=case.operation))
+            assert plan is not None
+            # In turns before and after, so that neither always finds what the other has left in the caches.
+            limit = _limit(case, pair, plan, taken[-1]) if turn % 2 else 0.0
             before = time.process_time() + pair.peer.usage().cpu_seconds
             started = time.monotonic()
             outcomes = drive(pair.courier, pushes)
@@ -190,10 +193,9 @@ def run_case(case: Case, rounds: int, seed: int) -> Row:
             if failed := [outcome for outcome in outcomes if outcome.reason is not PushReason.DONE]:
                 raise TransportError(f"a chunk did not arrive: {failed[0].reason.value} {failed[0].detail}")
             times = _arrivals(pair.peer, len(pushes))
+            limit = limit or _limit(case, pair, plan, taken[-1])
             for blocks in taken:
                 pair.peer.free(blocks)
-            assert plan is not None
-            limit = _limit(case, pair, plan, taken[-1])
             if turn:
                 seconds.append(elapsed)
                 visible += [at - started for at in times]

@@ -81,35 +81,37 @@ class Rig:
         return True
 
 
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    with Peer("d", 1, SHAPE, TCP) as peer:
+        yield peer
+
+
 @pytest.fixture
-def tcp() -> Iterator[Rig]:
-    with Peer("d", 5, SHAPE, TCP) as peer:
-        rig = Rig(peer, TCP)
-        yield rig
-        rig.courier.close()
-        assert rig.transport.held() == Held()
+def tcp(peer: Peer) -> Iterator[Rig]:
+    """A receiver that starts anew for every test, in the same process: a new process takes seconds."""
+    peer.restart()
+    rig = Rig(peer, TCP)
+    yield rig
+    rig.courier.close()
+    assert rig.transport.held() == Held()
 
 
-def test_a_chunk_arrives_and_a_restarted_peer_is_known_anew() -> None:
-    with Peer("d", 5, SHAPE) as peer:
-        rig = Rig(peer, NixlSettings())
-        rig.push(rig.reserve())
-        rig.effect(Completed)
-        assert rig.arrived()
-        order = rig.reserve()
-        peer.kill()
-        rig.push(order)
-        rig.step_until(lambda: len(rig.drains) == 2)
-        assert [outcome.reason for outcome in rig.outcomes] == [PushReason.DONE, PushReason.PEER_LOST]
-    with Peer("d", 6, SHAPE) as again:
-        rig.meet(again)
-        rig.effects.clear()
-        rig.push(rig.reserve())
-        rig.effect(Completed)
-        assert rig.arrived()
-        assert again.usage().held.transfers == 0
-        rig.courier.close()
-        assert rig.transport.held() == Held()
+def test_a_restarted_peer_is_known_anew_under_its_name(tcp: Rig) -> None:
+    tcp.push(tcp.reserve())
+    tcp.effect(Completed)
+    assert tcp.arrived()
+    old = tcp.reserve()
+    tcp.peer.restart()
+    tcp.buffer.fill(2)
+    tcp.meet(tcp.peer)
+    tcp.push(old)
+    assert tcp.outcomes[1].reason is PushReason.PEER_UNKNOWN
+    tcp.effects.clear()
+    tcp.push(tcp.reserve())
+    tcp.effect(Completed)
+    assert tcp.arrived()
+    assert tcp.peer.usage().held == Held(registrations=1, peers=1)
 
 
 def test_what_was_in_flight_at_the_deadline_lands_late_and_in_memory_that_is_still_reserved(tcp: Rig) -> None:
@@ -146,34 +148,34 @@ def test_a_sender_that_goes_is_noticed_by_the_receiver_and_its_blocks_come_back(
     assert tcp.peer.held_blocks() == 0
 
 
-async def test_the_loop_is_told_by_the_couriers_thread() -> None:
+async def test_the_loop_is_told_by_the_couriers_thread(peer: Peer) -> None:
+    peer.restart()
     buffer = Buffer(SHAPE.bytes)
     transports: list[NixlTransport] = []
 
     def open_it() -> Courier:
-        transport, courier = open_courier("p", 1, SHAPE, buffer, NixlSettings())
+        transport, courier = open_courier("p", 1, SHAPE, buffer, TCP)
         transports.append(transport)
         return courier
 
-    with Peer("d", 5, SHAPE) as peer:
-        thread = CourierThread(open_it)
-        await thread.start()
-        try:
-            peer.connect(await thread.call(lambda courier: courier.offer()))
-            offer = peer.offer()
-            await thread.call(lambda courier: courier.connect(offer))
-            reserved = peer.reserve(256, [Sender("p", 1)], 20.0)
-            assert reserved is not None
-            pool = SHAPE.pool(buffer.address)
-            plan = plan_chunk(pool, offer.pool, np.arange(256), reserved[1], CHUNK)
-            ticket = thread.push(Push("d", 5, reserved[0], 0, plan, time.monotonic() + 10.0))
-            assert (await ticket.outcome).reason is PushReason.DONE
-            assert await ticket.drained is Drained.TOLD
-            with pytest.raises(TransportError, match="is known as 5"):
-                await thread.call(lambda courier: courier.connect(offer._replace(incarnation=4)))
-        finally:
-            await thread.close()
-    late = thread.push(Push("d", 5, reserved[0], 0, plan, 0.0))
+    thread = CourierThread(open_it)
+    await thread.start()
+    try:
+        peer.connect(await thread.call(lambda courier: courier.offer()))
+        offer = peer.offer()
+        await thread.call(lambda courier: courier.connect(offer))
+        reserved = peer.reserve(256, [Sender("p", 1)], 20.0)
+        assert reserved is not None
+        pool = SHAPE.pool(buffer.address)
+        plan = plan_chunk(pool, offer.pool, np.arange(256), reserved[1], CHUNK)
+        ticket = thread.push(Push("d", peer.incarnation, reserved[0], 0, plan, time.monotonic() + 10.0))
+        assert (await ticket.outcome).reason is PushReason.DONE
+        assert await ticket.drained is Drained.TOLD
+        with pytest.raises(TransportError, match="is known as"):
+            await thread.call(lambda courier: courier.connect(offer._replace(incarnation=0)))
+    finally:
+        await thread.close()
+    late = thread.push(Push("d", peer.incarnation, reserved[0], 0, plan, 0.0))
     assert (await late.outcome).reason is PushReason.TRANSPORT_ERROR
     assert transports[0].held() == Held()
     with pytest.raises(TransportError, match="the courier has ended"):
@@ -216,3 +218,17 @@ def test_metadata_of_another_name_is_refused_and_the_right_peer_stays() -> None:
         transport.close()
         transport.close()
         assert transport.held() == Held()
+
+
+def test_a_process_that_is_killed_ends_the_push_at_once(tcp: Rig) -> None:
+    """The last of this module: nothing is left of its peer."""
+    tcp.push(tcp.reserve())
+    tcp.effect(Completed)
+    order = tcp.reserve()
+    tcp.peer.freeze()
+    tcp.push(order)
+    tcp.step_until(lambda: tcp.transport.held().transfers > 0)
+    tcp.peer.kill()
+    tcp.step_until(lambda: len(tcp.drains) == 2)
+    assert (tcp.outcomes[1].reason, tcp.drains[1]) == (PushReason.PEER_LOST, Drained.PEER_GONE)
+    assert tcp.transport.held()._replace(lists=0) == Held(registrations=1)
