@@ -43,7 +43,7 @@ layouts = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(layouts, layouts, st.booleans(), st.booleans(), st.randoms(), st.integers(0, 3), st.integers(1, 4))
 def test_every_byte_of_the_chunk_lands_in_its_place_and_no_other_is_touched(
     first: KvLayout, second: KvLayout, one_major: bool, other_major: bool, random: object, begin: int, length: int
