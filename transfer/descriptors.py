@@ -2,7 +2,8 @@
 
 The order decides the speed: a transport moves descriptors that are consecutive on both sides as one (4 KB pieces on one
 host: 2 GB/s scattered, 9.5 GB/s merged, measured with NIXL 1.5.1 over UCX). A post holds the thread that makes it for
-the whole copy, so that a chunk is cut where bytes or runs reach a limit: a post costs 0.1 ms beside the copy, and 16 MB copy in about 2.
+the whole copy, so that a chunk is cut where bytes or runs reach a limit: 16 MB copy in about 2 ms on an idle machine,
+and each post costs 0.1 ms beside the copy.
 """
 
 from collections.abc import Iterator
