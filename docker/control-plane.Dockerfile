@@ -5,14 +5,14 @@ ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY requirements/base.txt requirements/base.txt
+COPY requirements/light.txt requirements/light.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY transfer transfer
 COPY controller controller
 COPY pd_shadow pd_shadow
-# base.txt pins every package; only those the product needs are installed.
+# Pins; only what the product needs is installed.
 RUN python -m venv /opt/pd-shadow \
-    && /opt/pd-shadow/bin/pip install --no-cache-dir --constraint requirements/base.txt '.[emulated]' \
+    && /opt/pd-shadow/bin/pip install --no-cache-dir --constraint requirements/light.txt '.[emulated]' \
     && /opt/pd-shadow/bin/pip uninstall --yes pip
 
 FROM ${PYTHON_IMAGE}

@@ -10,7 +10,7 @@ from pd_shadow.cli.lazy import LazyGroup
     lazy={
         "controller": ("controller.__main__", "main"),
         "gateway": ("pd_shadow.cli.serve_gateway", "gateway"),
-        "engine": ("pd_shadow.cli.serve_engine_vllm", "engine"),
+        "engine": ("pd_shadow.cli.serve_engine", "engine"),
     },
 )
 def serve() -> None:

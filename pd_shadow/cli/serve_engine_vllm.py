@@ -10,24 +10,6 @@ import click
 from pd_shadow.common.config import ConfigError, load
 
 
-@click.command("engine", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), required=True, help="YAML file: one engine's settings."
-)
-@click.option("--name", metavar="NAME", help="What the instance is called at the controller, such as the pod's name.")
-@click.option("--address", metavar="HOST", help="Where others reach this engine, such as the pod's address.")
-@click.option("--print", "show", is_flag=True, help="Print the command line and its environment, and exit.")
-def engine(config: Path, name: str | None, address: str | None, show: bool) -> None:
-    """Start vLLM with exactly the flags the plugin needs.
-
-    \b
-    Examples:
-      pd-shadow serve engine --config engine.yaml --name large-p-0 --address 10.0.0.7
-      pd-shadow serve engine --config engine.yaml --name large-p-0 --address 10.0.0.7 --print
-    """
-    start(config, name, address, show=show)
-
-
 def start(config: Path, name: str | None, address: str | None, *, show: bool) -> None:
     """Check one engine's settings and become its vLLM server, or with `show` print the command line.
 

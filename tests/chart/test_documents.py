@@ -18,8 +18,6 @@ MODELS: dict[str, type[Config]] = {
     "gateway.yaml": GatewayConfig,
     "engine.yaml": GpuEngineCommand,
 }
-# Commands whose options are not there yet.
-PENDING_OPTIONS = ("--emulated",)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -37,8 +35,6 @@ def test_every_container_starts_with_options_that_exist(name: str) -> None:
     for workload, spec in pod_specs(rendered(name)).items():
         for container in spec["containers"]:
             assert container["command"] == ["pd-shadow"]
-            if any(option in container["args"] for option in PENDING_OPTIONS):
-                continue
             command, args, context = main, list(container["args"]), click.Context(main)
             while isinstance(command, click.Group):
                 found = command.get_command(context, args.pop(0))

@@ -12,10 +12,10 @@ import yaml
 from controller.config import ControllerConfig
 from controller.metrics import AccessMetrics, ClusterCollector
 from controller.server.plane import Plane
+from pd_shadow.engine.metrics import PluginCollector
+from pd_shadow.engine.snapshot import EngineSnapshot
+from pd_shadow.engine.steps import StepLog
 from pd_shadow.engine.vllm import compat
-from pd_shadow.engine.vllm.metrics import PluginCollector
-from pd_shadow.engine.vllm.snapshot import EngineSnapshot
-from pd_shadow.engine.vllm.steps import StepLog
 from pd_shadow.gateway.metrics import Metrics
 from tests.chart.support import CHART, ROOT
 

@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 
 from pd_shadow.common.config import Config, ConfigError
 from pd_shadow.common.tls import ClientTls
+from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role
 from pd_shadow.engine.vllm import host_tier
 from pd_shadow.engine.vllm.command import ASYNC_SCHEDULER, kv_transfer, nixl_connector, plugin_arguments
 from pd_shadow.engine.vllm.host_tier import HostTierSettings
-from pd_shadow.engine.vllm.settings import PluginSettings, ReporterSettings, Role
 
 SIDE_CHANNEL_PORT = 5600
 """vLLM's own default for NIXL's handshake."""
