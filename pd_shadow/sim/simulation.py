@@ -89,6 +89,8 @@ def hardware(config: RunConfig, name: str) -> Hardware:
         cold_seconds=config.policy.cold_seconds,
         stale_seconds=_stale_seconds(config),
         keeps_finished=config.keeps_finished,
+        evicts=config.evicts,
+        extensions_are_normal=config.policy.extensions_are_normal,
         host_bytes_per_gpu=settings.host_gb_per_gpu * GB if TRAITS[config.approach].host_tier else 0.0,
         link_bytes_per_second_per_gpu=settings.link_gb_per_second_per_gpu * GB,
     )
