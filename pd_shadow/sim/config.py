@@ -40,8 +40,9 @@ class PolicySettings(Config):
     cold_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = COLD_SECONDS
     stale_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Normal cached blocks idle for longer are reused before shadow ones, 0: never; None: as the approach has it."""
-    extensions_are_normal: bool = False
-    """Whether what shadow work adds to a context that a call left is evicted with it, not before it."""
+    extensions_are_normal: bool | None = None
+    """Whether what shadow work adds to a context that a call left is evicted with it, not before it. None: where whole
+    entries are evicted, which have one class each."""
     top_k: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -98,7 +99,7 @@ class RunConfig(Config):
     keeps_finished: bool = True
     """Whether normal requests that have ended stay cached until their blocks are taken, although nothing hits them."""
     evicts: EvictionUnit = EvictionUnit.BLOCKS
-    """How much goes when room is made in a KV pool."""
+    """How much goes when room is made in a KV pool: blocks in the engine plugin, entries in the paper's words."""
     warm_up_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     seconds: Positive = 600.0
     """Sessions that start in this time after the warm-up are measured, to their ends."""

@@ -21,6 +21,7 @@ from pd_shadow.sim.deployment import Deployment, Hardware
 from pd_shadow.sim.disaggregated import Disaggregated
 from pd_shadow.sim.engine import EngineLimits, Usage
 from pd_shadow.sim.feeder import Feeder, Normal
+from pd_shadow.sim.kv_pool import EvictionUnit
 from pd_shadow.sim.sessions import Agents, CallRecord, Shadowing
 
 # A run that takes so many times the measured time to drain is overloaded; tools take their time in short ones, too.
@@ -90,7 +91,7 @@ def hardware(config: RunConfig, name: str) -> Hardware:
         stale_seconds=_stale_seconds(config),
         keeps_finished=config.keeps_finished,
         evicts=config.evicts,
-        extensions_are_normal=config.policy.extensions_are_normal,
+        extensions_are_normal=_extensions_are_normal(config),
         host_bytes_per_gpu=settings.host_gb_per_gpu * GB if TRAITS[config.approach].host_tier else 0.0,
         link_bytes_per_second_per_gpu=settings.link_gb_per_second_per_gpu * GB,
     )
@@ -156,6 +157,11 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
 def _stale_seconds(config: RunConfig) -> float:
     given = config.policy.stale_seconds
     return TRAITS[config.approach].stale_seconds if given is None else given
+
+
+def _extensions_are_normal(config: RunConfig) -> bool:
+    given = config.policy.extensions_are_normal
+    return config.evicts is EvictionUnit.ENTRIES if given is None else given
 
 
 def _controller(config: RunConfig) -> IterationController | None:
