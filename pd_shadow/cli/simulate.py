@@ -255,13 +255,19 @@ def _table(figure: "Figure", rows: Sequence["Row"]) -> Table:
             table.add_row(
                 row.setting if row.setting != last else "",
                 row.metric.replace("_", " "),
-                "-" if math.isnan(row.ours) else f"{row.ours:.1f}",
-                "-" if math.isnan(row.se) else f"{row.se:.1f}",
-                "-" if row.paper is None else f"{row.paper:.1f}",
+                _number(row.ours),
+                _number(row.se),
+                "-" if row.paper is None else _number(row.paper),
                 str(row.runs),
             )
             last = row.setting
     return table
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
 
 
 def _write(rows: Sequence["Row"], json_file: Path | None, csv_file: Path | None) -> None:

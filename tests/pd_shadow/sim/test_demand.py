@@ -43,7 +43,7 @@ def test_routing_by_scores_beats_each_model_and_guessing_has_no_accuracy() -> No
     )
     assert 0 < max(cheap, expensive) < per_cost <= most < 100
     assert demand.accuracy(tiny()) == per_cost
-    with pytest.raises(ValueError, match="^router: random chooses without looking"):
+    with pytest.raises(ValueError, match=r"^router: random chooses without looking"):
         demand.accuracy(tiny(router="random"))
 
 
