@@ -43,6 +43,8 @@ class PolicySettings(Config):
     extensions_are_normal: bool | None = None
     """Whether what shadow work adds to a context that a call left is evicted with it, not before it. None: where whole
     entries are evicted, which have one class each."""
+    recomputes: bool = False
+    """Whether shadow KV that is lost before the session's next call is computed again, each time."""
     top_k: Annotated[int, Field(ge=1)] | None = None
 
 

@@ -139,11 +139,11 @@ class Deployment(ABC):
 
     # Shadow work.
 
-    def shadow(self, session: int, target: int, probability: float, now: float) -> None:
-        """Have the session warm up to `target` tokens."""
+    def shadow(self, session: int, target: int, probability: float, now: float, *, repeats: bool = False) -> None:
+        """Have the session warm up to `target` tokens; `repeats`: again and again, when they are lost."""
         job = self._job(session)
         entry = self._shadow_entry(session, target)
-        job.aim(target, entry.pool.tokens(session), probability)
+        job.aim(target, entry.pool.tokens(session), probability, repeats=repeats)
         if job.left:
             entry.offer(job, now)
         self._covered(job, now)

@@ -124,7 +124,9 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
         for index, (served, rate) in enumerate(zip(deployments, rates, strict=True))
     ]
     traits = TRAITS[config.approach]
-    shadowing = Shadowing(config.approach, traits, traits.gate_probability, config.policy.top_k)
+    shadowing = Shadowing(
+        config.approach, traits, traits.gate_probability, config.policy.top_k, config.policy.recomputes
+    )
     most_tokens = min(engine.pool.capacity_tokens for served in deployments for engine in served.engines)
     drawn = demand.sessions(config, end, most_tokens)
     measured = range(sum(session.arrival < begin for session in drawn), len(drawn))

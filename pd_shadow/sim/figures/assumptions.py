@@ -26,6 +26,7 @@ POINTS: Mapping[str, Mapping[str, Any]] = {
     "evicts entries but extensions are shadow": {
         "evicts": EvictionUnit.ENTRIES, "policy": PolicySettings(extensions_are_normal=False),
     },
+    "lost shadow KV is computed again": {"policy": PolicySettings(recomputes=True)},
     "finished requests leave the cache": {"keeps_finished": False},
     "idle normal KV goes before shadow KV": {"policy": PolicySettings(stale_seconds=10)},
 }  # fmt: skip
