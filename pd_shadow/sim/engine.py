@@ -314,7 +314,7 @@ class Engine:
         return budget, slices, work
 
     def _lacking_jobs(self) -> list[tuple[ShadowJob, int]]:
-        """The first jobs that lack something, each with what is there; jobs that repeat stay queued when they do not."""
+        """The first jobs that lack something, each with what is there; jobs that repeat stay queued without it."""
         jobs = self.shadow.first(len(self.shadow))
         lacking = ((job, held) for job in jobs if (held := self.pool.tokens(job.session)) < job.target)
         return list(itertools.islice(lacking, JOBS_TRIED))
