@@ -155,11 +155,13 @@ def metrics(power: PowerModel) -> list[Metric]:
 def workload_metrics() -> list[Metric]:
     """What the sessions of the baseline are like; token counts, shares in percent, times as factors."""
     return [
-        Metric(SWITCH_SHARE, lambda pair: 100 * len(_switches(pair.base)) / len(pair.base.calls)),
-        Metric(SWITCHES_PER_SESSION, lambda pair: len(_switches(pair.base)) / len(task_seconds(pair.base.calls))),
-        Metric(MEAN_PROMPT, lambda pair: statistics.fmean(call.prompt for call in pair.base.calls)),
-        Metric(P99_PROMPT, lambda pair: float(np.percentile([call.prompt for call in pair.base.calls], 99))),
-        Metric(MEAN_OUTPUT, lambda pair: statistics.fmean(call.output for call in pair.base.calls)),
+        Metric(SWITCH_SHARE, lambda pair: 100 * _ratio(len(_switches(pair.base)), len(pair.base.calls))),
+        Metric(
+            SWITCHES_PER_SESSION, lambda pair: _ratio(len(_switches(pair.base)), len(task_seconds(pair.base.calls)))
+        ),
+        Metric(MEAN_PROMPT, lambda pair: _mean([call.prompt for call in pair.base.calls])),
+        Metric(P99_PROMPT, lambda pair: _percentile_99([call.prompt for call in pair.base.calls])),
+        Metric(MEAN_OUTPUT, lambda pair: _mean([call.output for call in pair.base.calls])),
         Metric(BASE_HIT_RATE, lambda pair: hit_rate(pair.base.calls)),
         Metric(BASE_SAME_HIT_RATE, lambda pair: hit_rate(_others(pair.base))),
         Metric(BASE_SWITCH_HIT_RATE, lambda pair: hit_rate(_switches(pair.base))),
@@ -194,7 +196,19 @@ def _others(result: RunResult) -> list[CallRecord]:
 
 
 def _mean_latency(calls: Sequence[CallRecord]) -> float:
-    return statistics.fmean(call.latency for call in calls) if calls else math.nan
+    return _mean([call.latency for call in calls])
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def _percentile_99(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 99)) if values else math.nan
 
 
 def _increase(before: float, after: float) -> float:

@@ -1,4 +1,4 @@
-"""What the paper leaves open, one assumption at a time, on two pairs and both kinds of cluster."""
+"""What the paper leaves open, one assumption at a time, on both kinds of cluster; two pairs unless traces are named."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,8 @@ RATES = (0.5, 2.0)
 def assumptions(scale: Scale) -> Figure:
     """Harvest-SLO against No Shadow under each; the energy for both idle powers."""
     settings = []
-    pairs = [pair for pair in setups(scale) if pair.trace in _TRACES]
+    traces = _TRACES if set(scale.traces) == set(Trace) else scale.traces
+    pairs = [pair for pair in setups(scale) if pair.trace in traces]
     for mode in Mode:
         for point, fields in POINTS.items():
             if mode is Mode.DISAGGREGATED or not point.startswith("link"):
