@@ -90,6 +90,8 @@ class RunConfig(Config):
     as long as the run lasts; `normal` then only says how its hours compare."""
     sessions_per_second: Positive | None = None
     """None: as `demand.SESSIONS_PER_SECOND` has it, in proportion to `instances`."""
+    output_scale: Positive = 1.0
+    """Times the trace's output lengths, which the paper reports of its testbed only."""
     router: str = "default"
     switch_probability: Share | None = None
     """Of the Markov router."""

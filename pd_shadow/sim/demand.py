@@ -3,6 +3,7 @@
 import difflib
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from pd_shadow.perf.prices import price_of
 from pd_shadow.sim.config import RunConfig
 from pd_shadow.sim.workload import profiles, traffic
 from pd_shadow.sim.workload.base import NormalRequest, Session
+from pd_shadow.sim.workload.distributions import LogNormal
 from pd_shadow.sim.workload.matrix_routers import CalibratedRouter, MatrixRouter, Policy
 from pd_shadow.sim.workload.profiles import SessionProfile
 from pd_shadow.sim.workload.routers import AlwaysRouter, MarkovRouter, RandomRouter, Router
@@ -56,7 +58,9 @@ class RouterName(StrEnum):
 
 def profile(config: RunConfig) -> SessionProfile:
     """Of the run's sessions. Raises ValueError with the nearest name."""
-    return _named("trace", config.trace, profiles.PROFILES)
+    found = _named("trace", config.trace, profiles.PROFILES)
+    output = LogNormal(config.output_scale * found.output.median, found.output.sigma)
+    return found if config.output_scale == 1 else replace(found, output=output)
 
 
 def window_load(config: RunConfig) -> float:

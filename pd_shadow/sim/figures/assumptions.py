@@ -19,6 +19,7 @@ ENERGY_LOW_IDLE = f"{ENERGY}_at_{LOW_IDLE.idle_watts:g}_idle_watts"
 POINTS: Mapping[str, Mapping[str, Any]] = {
     "as assumed": {},
     **{f"link {rate} GB/s": {"hardware": HardwareSettings(link_gb_per_second_per_gpu=rate)} for rate in (10, 160)},
+    "outputs a quarter as long": {"output_scale": 0.25},
     "evicts blocks": {"evicts": EvictionUnit.BLOCKS},
     "evicts blocks but extensions are normal": {
         "evicts": EvictionUnit.BLOCKS, "policy": PolicySettings(extensions_are_normal=True),

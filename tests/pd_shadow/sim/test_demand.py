@@ -65,6 +65,13 @@ def test_a_router_that_cannot_be(fields: dict[str, object], says: str) -> None:
         demand.router(tiny(**fields))
 
 
+def test_outputs_are_scaled_and_nothing_else() -> None:
+    plain, short = (demand.sessions(tiny(output_scale=scale), 100, WINDOW) for scale in (1, 0.25))
+    outputs = [sum(call.output_tokens for session in drawn for call in session.calls) for drawn in (plain, short)]
+    assert outputs[1] == pytest.approx(outputs[0] / 4, rel=0.05)
+    assert [session.arrival for session in short] == [session.arrival for session in plain]
+
+
 def test_unknown_names_are_told_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"^trace: unknown 'xRoutBench'; did you mean 'xRouteBench'"):
         demand.profile(tiny(trace="xRoutBench"))
