@@ -47,6 +47,11 @@ class ClusterCollector(Collector):
             f"{PREFIX}instance_shadow_paused", "1 while operators let no shadow work begin here.", labels=names
         )
         sessions = GaugeMetricFamily(f"{PREFIX}instance_sessions", "Sessions bound here.", labels=names)
+        info = GaugeMetricFamily(
+            f"{PREFIX}instance_info",
+            "1 per attached engine: its versions of vLLM and of the plugin.",
+            labels=[*names, "vllm_version", "plugin_version"],
+        )
         for instance in self._plane.cluster.registry:
             labels = [instance.name, instance.model, label(pb.Role.DESCRIPTOR, instance.role)]
             up.add_metric(labels, float(instance.ready))
@@ -57,7 +62,9 @@ class ClusterCollector(Collector):
             paused.add_metric(labels, float(instance.paused))
             failed.add_metric(labels, instance.load.failed_transfers)
             expired.add_metric(labels, instance.load.expired_exports)
-        yield from (up, calls, pending, sessions, draining, paused, failed, expired)
+            if instance.facts.vllm_version:
+                info.add_metric([*labels, instance.facts.vllm_version, instance.facts.plugin_version], 1.0)
+        yield from (info, up, calls, pending, sessions, draining, paused, failed, expired)
 
     def _links(self) -> Iterator[Metric]:
         seconds = CounterMetricFamily(
