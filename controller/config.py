@@ -140,6 +140,25 @@ class ShadowConfig(Config):
         return self
 
 
+class LinksConfig(Config):
+    """When a pair of P and D whose transfers fail is left alone for a while."""
+
+    # Failures in a row.
+    quarantine_after_failures: int = Field(default=3, ge=1)
+    # Time until one probe is let through; doubles with every probe that fails, up to the maximum.
+    quarantine_seconds: Seconds = 5.0
+    max_quarantine_seconds: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _room_to_grow(self) -> LinksConfig:
+        if self.max_quarantine_seconds < self.quarantine_seconds:
+            raise ValueError(
+                f"max_quarantine_seconds: {self.max_quarantine_seconds:g} must not be less than quarantine_seconds, "
+                f"{self.quarantine_seconds:g}"
+            )
+        return self
+
+
 class AuthConfig(Config):
     """Who may call what: files of bearer tokens, one a line. A scope without a file asks for none."""
 
@@ -213,6 +232,7 @@ class ControllerConfig(Config):
     auth: AuthConfig = AuthConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     shadow: ShadowConfig = ShadowConfig()
+    links: LinksConfig = LinksConfig()
     limits: LimitsConfig = LimitsConfig()
     election: ElectionConfig = ElectionConfig()
     # How long running RPCs may go on after SIGTERM.

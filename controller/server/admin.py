@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf import json_format, struct_pb2
 
 from controller.core.effects import Event
-from controller.core.instance import Instance
+from controller.core.instance import Instance, InstanceRef
 from controller.core.rejection import RejectedError
 from controller.core.session import Session
 from controller.core.shadow_job import ShadowJob
@@ -98,6 +98,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def ListLinks(self, request: pb.ListLinksRequest, context: Any) -> pb.ListLinksResponse:  # noqa: N802
         now = self._plane.now()
+        failing: dict[InstanceRef, list[pb.FailingPair]] = {}
+        for known in self._plane.cluster.links:
+            failing.setdefault(known.key.decode, []).append(
+                pb.FailingPair(
+                    prefill=convert.ref(known.key.prefill),
+                    state=known.state,
+                    failures=known.failures,
+                    until=self._time(known.until) if known.quarantined else None,
+                )
+            )
         links = []
         for instance in sorted(self._plane.cluster.registry, key=lambda i: i.name):
             if instance.role != common.ROLE_DECODE:
@@ -113,6 +123,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     normal_seconds=instance.link.normal_seconds,
                     shadow_seconds=instance.link.shadow_seconds,
                     idle_seconds=instance.link.idle_seconds,
+                    failing=sorted(failing.get(instance.ref, ()), key=lambda pair: pair.prefill.name),
                 )
             )
         return pb.ListLinksResponse(links=links)
