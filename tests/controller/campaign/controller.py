@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TICK_SECONDS = 0.5
+TICK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 # Which end of a stream is the controller's.
 HERE, THERE = 0, 1
 
@@ -173,7 +174,7 @@ class Controller:
 
     def _look_later(self, name: str) -> None:
         life, random = self.life, self._simulation.random
-        self._simulation.clock.after(random.uniform(0.4, 0.6), lambda: self._look(life, name))
+        self._simulation.clock.after(random.uniform(0.8, 1.2) * LOOK_SECONDS, lambda: self._look(life, name))
 
     def _look(self, life: int, name: str) -> None:
         """Ask an engine how it is; the answer may take so long that the engine that gave it is no more."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.controller.campaign.simulation import Simulation
 
 BLOCK = 128
-HEARTBEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 1.0
 
 
 class Engine:
