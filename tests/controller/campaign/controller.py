@@ -192,8 +192,12 @@ class Controller:
         )
 
     def _seen(self, life: int, name: str, facts: Facts, load: LoadReport) -> None:
-        if life != self.life:
-            return
+        if life == self.life:
+            self.seen(name, facts, load)
+            self._look_later(name)
+
+    def seen(self, name: str, facts: Facts, load: LoadReport) -> None:
+        """An engine's answer to a look, possibly a late one."""
 
         def observe(cluster: Cluster, now: float) -> None:
             cluster.observe(now, name, facts, load)
@@ -203,7 +207,6 @@ class Controller:
 
         with contextlib.suppress(RejectedError):
             self.turn(observe)
-        self._look_later(name)
 
     # Time and effects.
 

@@ -215,6 +215,31 @@ def restart_engine(simulation: Simulation) -> None:
     engine.start()
 
 
+def late_word_of_an_old_life(simulation: Simulation) -> None:
+    """An engine restarts, and what its old process said last arrives after the new one was seen."""
+    engine, random = simulation.random.choice(list(simulation.engines.values())), simulation.random
+    facts, load, held = engine.facts, engine.load(), list(engine.held.items())
+    simulation.say(f"{engine.name} restarts, and its old life speaks up late")
+    engine.kill()
+    engine.start()
+    attaches = engine.plugin and random.random() < 0.7
+
+    def arrive() -> None:
+        controller = simulation.leader
+        if not controller.leads:
+            return
+        if not attaches:
+            controller.seen(engine.name, facts, load)
+            return
+        try:
+            stream, _ = controller.attach(engine, engine.named, facts, held)
+        except RejectedError:
+            return
+        stream.break_up()
+
+    _later(simulation, arrive, 0.5, 4.0)
+
+
 def kill_gateway(simulation: Simulation) -> None:
     gateway = simulation.random.choice(list(simulation.gateways.values()))
     simulation.say(f"{gateway.name} is killed")
@@ -324,6 +349,7 @@ FAULTS: tuple[Callable[[Simulation], None], ...] = (
     kill_engine,
     kill_engine,
     restart_engine,
+    late_word_of_an_old_life,
     kill_gateway,
     restart_controller,
     step_down,
