@@ -52,8 +52,9 @@ class Controller:
         self._attached: dict[str, Stream] = {}
         # Whose life reports on a stream, and the core's number for it.
         self._refs: dict[Stream, tuple[InstanceRef, int]] = {}
-        # The latest life of every engine that this life of the controller was told of and took in.
-        self._latest: dict[str, int] = {}
+        # The life of every engine that this life of the controller took in last, and those that one came after.
+        self._latest: dict[str, str] = {}
+        self._over: set[tuple[str, str]] = set()
 
     @property
     def leads(self) -> bool:
@@ -63,7 +64,7 @@ class Controller:
         self.life += 1
         self.up = True
         self.cluster = Cluster(self._config, epoch=f"{self.name}.{self.life}")
-        self._work, self._attached, self._refs, self._latest = {}, {}, {}, {}
+        self._work, self._attached, self._refs, self._latest, self._over = {}, {}, {}, {}, set()
         for declared in self._declared:
             self.cluster.declare(declared)
             self._look_later(declared.name)
@@ -166,9 +167,16 @@ class Controller:
             stream.close(HERE)
             self._stream_ended(self.life, name, stream)
 
+    def knows(self, name: str, incarnation: str) -> bool:
+        """Whether it took in this life. Which of two that it never saw is older, nobody can tell it."""
+        return self._latest.get(name) == incarnation
+
     def _took_in(self, name: str, incarnation: str) -> None:
-        assert age(incarnation) >= self._latest.get(name, 0), f"{name}: {incarnation} came back"
-        self._latest[name] = age(incarnation)
+        assert (name, incarnation) not in self._over, f"{name}: {incarnation} came back"
+        before = self._latest.get(name, incarnation)
+        if before != incarnation:
+            self._over.add((name, before))
+        self._latest[name] = incarnation
 
     # Discovery.
 
@@ -244,7 +252,7 @@ class Controller:
         """No leg for a life that is known to be over, for an instance that takes nothing, or for nobody."""
         instance = leg.instance
         assert self.cluster.registry.live(instance.ref) is instance, f"{leg.leg_id} is for a life that is over"
-        assert age(instance.ref.incarnation) == self._latest[instance.name], f"{leg.leg_id} is for an old incarnation"
+        assert instance.ref.incarnation == self._latest[instance.name], f"{leg.leg_id} is for an old incarnation"
         # A fetch follows its export at once, even if D has gone suspect meanwhile: the export pins blocks on P.
         assert instance.ready or leg.kind == pb.LEG_KIND_FETCH
         assert not instance.draining

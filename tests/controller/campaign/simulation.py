@@ -219,14 +219,17 @@ def late_word_of_an_old_life(simulation: Simulation) -> None:
     """An engine restarts, and what its old process said last arrives after the new one was seen."""
     engine, random = simulation.random.choice(list(simulation.engines.values())), simulation.random
     facts, load, held = engine.facts, engine.load(), list(engine.held.items())
+    if not simulation.leader.knows(engine.name, facts.incarnation):
+        return
     simulation.say(f"{engine.name} restarts, and its old life speaks up late")
     engine.kill()
     engine.start()
     attaches = engine.plugin and random.random() < 0.7
+    leader, life = simulation.leader, simulation.leader.life
 
     def arrive() -> None:
         controller = simulation.leader
-        if not controller.leads:
+        if not controller.leads or controller.life != life or controller is not leader:
             return
         if not attaches:
             controller.seen(engine.name, facts, load)
