@@ -567,7 +567,7 @@ class Cluster:
                             label(common.PlacementReason.DESCRIPTOR, reason),
                             f"{model}: {instance.name} {instance.facts.incarnation}",
                         )
-        for model in {instance.model for instance in changes.state_changed}:
+        for model in dict.fromkeys(instance.model for instance in changes.state_changed):
             for job in self.jobs.homeless(model):
                 homeless = self.sessions.get(job.session)
                 sides = self._shadow_sides(homeless, model) if homeless else None

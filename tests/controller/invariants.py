@@ -6,6 +6,7 @@ from collections import Counter
 
 from controller.core.cluster import Cluster
 from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.api.v1 import placement_pb2
 
 
 def shadow_tokens_are_conserved(cluster: Cluster) -> None:
@@ -24,8 +25,14 @@ def reservations_match_what_is_in_flight(cluster: Cluster) -> None:
     chunks = sum(i.gate.shadow_chunks for i in instances)
     pushing = sum(1 for j in cluster.jobs if j.leg and j.leg.kind != pb.LEG_KIND_PREFILL)
     assert chunks == pushing
+    moving = Counter(
+        call.decode.instance
+        for call in cluster.calls.values()
+        if call.phase == placement_pb2.CALL_PHASE_TRANSFER and call.prefill is not None and not call.colocated
+    )
     for instance in instances:
         assert instance.gate.shadow_chunks <= 1
+        assert instance.gate.normal_transfers == moving[instance], f"{instance.name}: gate"
         assert set(instance.prefill_calls) | instance.decode_calls <= set(cluster.calls)
         if instance.colocated:
             assert instance.gate.normal_transfers == instance.gate.shadow_chunks == 0

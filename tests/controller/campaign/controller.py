@@ -33,7 +33,7 @@ HERE, THERE = 0, 1
 
 
 def age(incarnation: str) -> int:
-    """Lives of an engine are numbered; a larger number is a later life."""
+    """The number of an engine's life."""
     return int(incarnation.partition(".")[2])
 
 
