@@ -270,13 +270,16 @@ class Gateway:
         engine = simulation.engines[name]
         if random.random() < 0.03:
             # Its end is never reported.
-            self._after(1.0, lambda: self._legs.pop(leg.leg_id, None) and None)
+            self._after(1.0, lambda: self._forget_leg(leg.leg_id))
             return
         seconds = random.uniform(0.02, 1.0)
         if random.random() < 0.3:
             part = random.randrange(leg.upto_tokens + 1)
             self._after(seconds / 2, lambda: engine.progress(leg.session, part))
         self._after(seconds, lambda: self._leg_ran(leg, name, life))
+
+    def _forget_leg(self, leg_id: str) -> None:
+        self._legs.pop(leg_id, None)
 
     def _leg_ran(self, leg: StartLeg, name: str, life: int) -> None:
         simulation, random = self._simulation, self._simulation.random

@@ -97,6 +97,9 @@ class Simulation:
             for n in range(random.randint(1, 2))
         ]
 
+    def _nodes(self) -> list[Controller | Engine | Gateway]:
+        return [*self.controllers, *self.engines.values(), *self.gateways.values()]
+
     def say(self, what: str) -> None:
         """Tell what happens, and make it part of what must be equal in a replay."""
         line = f"{self.clock.now:8.3f}  {what}"
@@ -111,7 +114,7 @@ class Simulation:
     def run(self) -> Result:
         """The whole schedule; raises AssertionError, or whatever else a fault in the core raises."""
         random, clock = self.random, self.clock
-        for node in (*self.controllers, *self.engines.values(), *self.gateways.values()):
+        for node in self._nodes():
             node.start()
         clock.run(START_SECONDS)
         for _ in range(random.randint(15, 45)):
@@ -143,7 +146,7 @@ class Simulation:
         self.network.weather = Weather()
         self._slow = 0.0
         self.bad_links.clear()
-        for node in (*self.controllers, *self.engines.values(), *self.gateways.values()):
+        for node in self._nodes():
             if not (node.up if isinstance(node, Controller) else node.alive):
                 node.start()
         for controller in self.controllers:

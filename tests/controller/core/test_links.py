@@ -13,7 +13,6 @@ from pd_shadow.api.v1 import common_pb2 as pb
 from tests.controller.support import World, world
 
 QUARANTINED, PROBING, FAILING = pb.LINK_STATE_QUARANTINED, pb.LINK_STATE_PROBING, pb.LINK_STATE_FAILING
-TWO_BY_TWO = {"models": ("a", "b"), "replicas": 2}
 
 
 def pair(begun: Begun) -> tuple[str, str]:
@@ -39,7 +38,7 @@ def link_events(w: World) -> list[tuple[str, str]]:
 
 
 def test_a_pair_whose_transfers_keep_failing_is_avoided_and_the_session_moves_to_another_decode() -> None:
-    w = world(**TWO_BY_TWO)
+    w = world(replicas=2)
     failing_calls(w, 2)
     assert links(w)["a-p0", "a-d0"].state == FAILING
     third = w.begin("a")
