@@ -55,6 +55,8 @@ class Controller:
         # The life of every engine that this life of the controller took in last, and those that one came after.
         self._latest: dict[str, str] = {}
         self._over: set[tuple[str, str]] = set()
+        # Lives that were heard of more than once.
+        self._confirmed: set[tuple[str, str]] = set()
 
     @property
     def leads(self) -> bool:
@@ -65,6 +67,7 @@ class Controller:
         self.up = True
         self.cluster = Cluster(self._config, epoch=f"{self.name}.{self.life}")
         self._work, self._attached, self._refs, self._latest, self._over = {}, {}, {}, {}, set()
+        self._confirmed = set()
         for declared in self._declared:
             self.cluster.declare(declared)
             self._look_later(declared.name)
@@ -163,6 +166,7 @@ class Controller:
         """What an engine says on its stream; a stream that no longer counts is ended."""
         try:
             self.turn(do)
+            self._confirmed.add((name, self._latest[name]))
         except RejectedError:
             stream.close(HERE)
             self._stream_ended(self.life, name, stream)
@@ -172,9 +176,15 @@ class Controller:
         return self._latest.get(name) == incarnation
 
     def _took_in(self, name: str, incarnation: str) -> None:
-        assert (name, incarnation) not in self._over, f"{name}: {incarnation} came back"
-        before = self._latest.get(name, incarnation)
-        if before != incarnation:
+        before = self._latest.get(name)
+        if before == incarnation:
+            self._confirmed.add((name, incarnation))
+        elif before is not None:
+            # Only a life that nothing but its first word is known of may have to go for the one before it.
+            assert (name, incarnation) not in self._over or (name, before) not in self._confirmed, (
+                f"{name}: {incarnation} came back"
+            )
+            self._over.discard((name, incarnation))
             self._over.add((name, before))
         self._latest[name] = incarnation
 
