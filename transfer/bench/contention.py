@@ -28,6 +28,7 @@ class Side(NamedTuple):
     """Seconds of the normal transfers, from their beginning until all their bytes were in place."""
 
     transfers: int
+    mean_s: float
     p50_s: float
     p90_s: float
     p99_s: float
@@ -103,12 +104,17 @@ async def _normals(mover: _Mover, count: int, gap_seconds: float) -> Side:
         await asyncio.sleep(gap_seconds)
         seconds.append(await mover.move(NORMAL_BLOCKS, 0, normal=True))
     p50, p90, p99 = (float(value) for value in np.percentile(seconds, [50, 90, 99]))
-    return Side(count, p50, p90, p99, max(seconds))
+    return Side(count, float(np.mean(seconds)), p50, p90, p99, max(seconds))
 
 
 async def _shadows(mover: _Mover) -> None:
     while True:
         await mover.move(CHUNK_BLOCKS, NORMAL_BLOCKS, normal=False)
+
+
+def run(transfers: int, gap_seconds: float = 0.02) -> Contention:
+    """`contention` on an event loop of its own."""
+    return asyncio.run(contention(transfers, gap_seconds))
 
 
 async def contention(transfers: int, gap_seconds: float = 0.02) -> Contention:
