@@ -49,6 +49,9 @@ class Sweep:
     run_lengths: Sequence[int] = (1,)
 
     def cases(self) -> list[Case]:
+        for tokens, chunk in itertools.product(self.block_tokens, self.chunk_tokens):
+            if chunk % tokens:
+                raise ValueError(f"--chunk-tokens: {chunk} are no whole blocks of {tokens} tokens; take a multiple")
         return [
             Case(
                 kv_layout(model, tokens, self.block_bytes, self.layers),

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pd_shadow.perf import models
 from transfer.bench.contention import Contention
 from transfer.bench.drills import Drill
 from transfer.bench.memory import huge_pages_available
@@ -86,24 +87,21 @@ def render(figures: Figures, console: Console) -> None:
 
 def _render_rows(figures: Figures, console: Console) -> None:
     table = Table(title="Moving KV between two processes", caption=_caption(figures))
-    for name in ("Model", "Block", "Layout", "Run", "Way"):
-        table.add_column(name)
-    for name in ("Chunk", "Descriptors", "GB/s", "Of limit", "p50 / p99 ms", "CPU s/GB"):
-        table.add_column(name, justify="right")
+    table.add_column("Chunk, block, run")
+    table.add_column("Way")
+    for name in ("Descriptors", "GB/s", "Of limit", "p50 ms", "p99", "CPU s/GB"):
+        table.add_column(name, justify="right", no_wrap=name == "Descriptors")
     table.add_column("Verdict")
     for row in figures["rows"]:
         way = f"{row['direction']}, {row['backend']}" + (f" ×{row['concurrency']}" if row["concurrency"] > 1 else "")
         table.add_row(
-            row["model"],
-            f"{row['block_tokens']} × {_bytes(row['descriptor_bytes'] / row['block_tokens'])}",
-            row["layout"].replace("_", "-"),
-            str(row["run_length"]),
+            _shape(row),
             way,
-            _bytes(row["chunk_bytes"]),
             f"{row['descriptors_before']} → {row['descriptors_after']}",
             f"{row['gb_per_s']:.2f}",
             f"{row['ratio_to_limit']:.2f}",
-            f"{1e3 * row['p50_s']:.1f} / {1e3 * row['p99_s']:.1f}",
+            f"{1e3 * row['p50_s']:.1f}",
+            f"{1e3 * row['p99_s']:.1f}",
             f"{row['cpu_s_per_gb']:.2f}",
             ", ".join(verdict["reason"] for verdict in row["verdicts"]),
         )
@@ -114,6 +112,14 @@ def _render_rows(figures: Figures, console: Console) -> None:
             said.setdefault(verdict["reason"], verdict["text"])
     for reason, text in said.items():
         console.print(f"[bold]{reason}[/bold]: {escape(text)}", highlight=False)
+
+
+def _shape(row: Figures) -> str:
+    layout = ", block-major" if row["layout"] == "block_major" else ""
+    return (
+        f"{models.model(row['model']).label} {_bytes(row['chunk_bytes'])}, {row['block_tokens']}, "
+        f"{row['run_length']}{layout}"
+    )
 
 
 def _caption(figures: Figures) -> str:

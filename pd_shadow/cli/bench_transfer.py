@@ -22,6 +22,15 @@ def _same(name: str) -> str:
     return name.replace("_", "-").lower()
 
 
+def _models(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    from pd_shadow.perf.models import model
+
+    try:
+        return tuple(model(name).name for name in given)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=option) from error
+
+
 def _run_length(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
     lengths = []
     for value in given:
@@ -35,7 +44,14 @@ def _run_length(_: click.Context, option: click.Parameter, given: tuple[str, ...
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _same})
-@click.option("--model", "models", multiple=True, metavar="NAME", help="Whose KV: a model of the catalogue (L8, Q7).")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    callback=_models,
+    help="Whose KV: a model of the catalogue (L8, Q7).",
+)
 @click.option(
     "--block-size",
     "--page-size",
@@ -191,14 +207,13 @@ def _plan(
     if quick:
         layers = layers or _QUICK_LAYERS
         chunk_tokens = chunk_tokens or (_QUICK_TOKENS,)
-    names = tuple(bench.models.model(name).name for name in models)
     if not sweep:
         cases = []
     elif given or len(chunk_tokens) > 1:
-        sizes = {"models": names, "chunk_tokens": chunk_tokens, **given}
+        sizes = {"models": models, "chunk_tokens": chunk_tokens, **given}
         cases = bench.Sweep(layers=layers, **{name: value for name, value in sizes.items() if value}).cases()
     else:
-        cases = bench.usual_cases(names or bench.MODELS, *chunk_tokens, layers=layers)
+        cases = bench.usual_cases(models or bench.MODELS, *chunk_tokens, layers=layers)
     return bench.Plan(
         cases=cases,
         repeats=repeat or (_QUICK_REPEATS if quick else bench.Plan.repeats),

@@ -50,7 +50,7 @@ def run(
 def exit_codes(failures: tuple[type[Exception], ...]) -> Iterator[None]:
     """Exit with 1 on `failures`, with 130 when interrupted or told to terminate."""
     # SIGTERM takes Ctrl-C's way out, which stops every process that was started.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except failures as error:
@@ -59,6 +59,8 @@ def exit_codes(failures: tuple[type[Exception], ...]) -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo("interrupted; everything is stopped", err=True)
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def write_figures(figures: Figures, json_file: Path | None, console: Console) -> None:

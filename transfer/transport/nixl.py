@@ -6,6 +6,7 @@ NIXL 1.5.1.
 """
 
 import importlib
+import importlib.util
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,16 @@ from transfer.transport.base import (
 
 _ENVIRONMENT = threading.Lock()
 _OPTION_PREFIXES = ("UCX_", "NIXL_")
+_WHEELS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
+
+
+def _bindings() -> Any:
+    """Of the one wheel there is, or of that which the package `nixl` chooses. Raises ImportError.
+
+    To choose, `nixl` may import torch, for seconds: with one wheel there is nothing to choose.
+    """
+    wheels = [name for name in _WHEELS if importlib.util.find_spec(name) is not None]
+    return importlib.import_module(f"{wheels[0] if len(wheels) == 1 else 'nixl'}._bindings")
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class NixlTransport:
         settings = settings or NixlSettings()
         self._name = name
         try:
-            self._nixl: Any = importlib.import_module("nixl._bindings")
+            self._nixl: Any = _bindings()
         except ImportError as error:
             raise TransportError(f"NIXL is not installed (pip install 'pd-shadow[transfer]'): {error}") from error
         self._segment = getattr(self._nixl, f"{settings.memory.value}_SEG")
