@@ -113,8 +113,11 @@ async def _shadows(mover: _Mover) -> None:
 
 
 def run(transfers: int, gap_seconds: float = 0.02) -> Contention:
-    """`contention` on an event loop of its own."""
-    return asyncio.run(contention(transfers, gap_seconds))
+    """`contention` on an event loop of its own. Raises what ended it first."""
+    try:
+        return asyncio.run(contention(transfers, gap_seconds))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
 
 
 async def contention(transfers: int, gap_seconds: float = 0.02) -> Contention:
