@@ -200,6 +200,7 @@ def _plan(
 ) -> "Plan":
     """Raises ValueError for shapes that do not fit together."""
     from pd_shadow.bench import transfer as bench
+    from transfer.chunks import CHUNK_TOKENS
 
     given = {name: value for name, value in shapes.items() if value not in ((), None)}
     if not sweep and (given or models or chunk_tokens or layers):
@@ -213,7 +214,8 @@ def _plan(
         sizes = {"models": models, "chunk_tokens": chunk_tokens, **given}
         cases = bench.Sweep(layers=layers, **{name: value for name, value in sizes.items() if value}).cases()
     else:
-        cases = bench.usual_cases(models or bench.MODELS, *chunk_tokens, layers=layers)
+        (tokens,) = chunk_tokens or (CHUNK_TOKENS,)
+        cases = bench.usual_cases(models or bench.MODELS, tokens, layers)
     return bench.Plan(
         cases=cases,
         repeats=repeat or (_QUICK_REPEATS if quick else bench.Plan.repeats),

@@ -12,7 +12,7 @@ from transfer.bench.sweep import PUSH_SECONDS, SENDER, llama_like
 from transfer.chunks import Chunk
 from transfer.courier import Courier, PeerOffer, Push, PushReason
 from transfer.courier_thread import CourierThread
-from transfer.descriptors import plan_chunk
+from transfer.descriptors import BATCH_BYTES, SHADOW_BATCH_BYTES, plan_chunk
 from transfer.ledger import LinkLedger
 from transfer.link import Link, Slot
 from transfer.transport.base import TransportError
@@ -69,7 +69,8 @@ class _Mover:
             raise TransportError("the receiver has no blocks free")
         epoch, taken = reserved
         tokens = Chunk(0, blocks * SHAPE.layout.block_tokens)
-        plan = plan_chunk(*self._pools, np.arange(first, first + blocks), taken, tokens)
+        batch = BATCH_BYTES if normal else SHADOW_BATCH_BYTES
+        plan = plan_chunk(*self._pools, np.arange(first, first + blocks), taken, tokens, batch_bytes=batch)
         push = Push("receiver", 1, epoch, 0, plan, time.monotonic() + PUSH_SECONDS, normal)
         if normal:
             with self._link.normal() as slot:

@@ -31,6 +31,11 @@ from transfer.transport.base import (
 
 _ENVIRONMENT = threading.Lock()
 _OPTION_PREFIXES = ("UCX_", "NIXL_")
+_DEFAULTS = {
+    # UCX cuts single copies into pieces of 512 KB and looks at its other lanes after every few: 16 MB posts then reach
+    # 0.91 of the kernel's own speed, whole ones 0.97 (NIXL 1.5.1, UCX 1.23, two cores).
+    "UCX_CMA_SEG_SIZE": "16m",
+}
 _WHEELS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
 
 
@@ -69,6 +74,11 @@ class NixlSettings:
         for name in self.environment:
             if not name.startswith(_OPTION_PREFIXES):
                 raise ValueError(f"environment: {name} is not an option of UCX or NIXL ({', '.join(_OPTION_PREFIXES)})")
+
+
+def agent_environment(given: Mapping[str, str], present: Mapping[str, str]) -> dict[str, str]:
+    """What to set while an agent is built: ours where neither the settings nor the process's environment say."""
+    return {**{name: value for name, value in _DEFAULTS.items() if name not in present}, **given}
 
 
 @contextmanager
@@ -111,7 +121,8 @@ class NixlTransport:
         config.pthrDelay = settings.progress_delay_microseconds
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_STRICT
         config.captureTelemetry = False
-        with _environment(settings.environment), self._translated():
+        environment = agent_environment(settings.environment, os.environ)
+        with _environment(environment), self._translated():
             self._agent: Any = self._nixl.nixlAgent(name, config)
             if settings.backend not in self._agent.getAvailPlugins():
                 raise TransportError(f"backend: NIXL has no {settings.backend}")

@@ -18,8 +18,8 @@ GPUS = {gpu.name: gpu for gpu in (gpus.H100, gpus.H200)}
 LINK_GB_PER_SECOND_PER_GPU = 40.0
 """The simulator's default (sim/config.py); the paper sweeps 10 to 160."""
 MAX_REPLICAS = 1024
-NIXL_REPLICAS = 16
-"""Larger groups move no bytes unless told to: every agent has connections and a thread."""
+NIXL_ENGINES = 16
+"""More engines in one process move no bytes unless told to: every agent has connections and a thread."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -188,8 +188,6 @@ class EmulatedGroup(EmulatedEngine):
         if self.replicas is None:
             yield EmulatedEngine.model_construct(**given)
             return
-        if self.replicas > NIXL_REPLICAS and self.kv_transfer is KvTransfer.AUTO:
-            given["kv_transfer"] = KvTransfer.TIMED
         for number in range(self.replicas):
             port = self.port + number if self.port else 0
             yield EmulatedEngine.model_construct(**{**given, "name": f"{self.name}-{number}", "port": port})
@@ -219,4 +217,12 @@ class EmulatedEngines(Config):
 
     def all(self) -> list[EmulatedEngine]:
         """Every engine, groups expanded."""
-        return [engine for group in self.engines for engine in group.engines()]
+        engines = [engine for group in self.engines for engine in group.engines()]
+        if len(engines) <= NIXL_ENGINES:
+            return engines
+        return [
+            engine.model_copy(update={"kv_transfer": KvTransfer.TIMED})
+            if engine.kv_transfer is KvTransfer.AUTO
+            else engine
+            for engine in engines
+        ]

@@ -121,12 +121,18 @@ class NixlMover:
         there = self._link.occupy(size)
         try:
             contents = await self._read(said, remote, blocks)
-        finally:
-            # What failed is not asked for again: P may let go in any case.
-            with contextlib.suppress(TransferFailedError):
-                await self._link.pull(source, [], [], 0)
-        await self._clock.sleep_until(there)
+            await self._clock.sleep_until(there)
+        except TransferFailedError:
+            # It is not asked for again.
+            await self._let_go(source)
+            raise
+        await self._let_go(source)
         return contents
+
+    async def _let_go(self, source: RemoteKv) -> None:
+        # P that does not hear of it lets go when its lease ends.
+        with contextlib.suppress(TransferFailedError):
+            await self._link.pull(source, [], [], 0)
 
     async def _read(self, said: dict[str, Any], remote: Sequence[int], blocks: Sequence[int]) -> list[Content]:
         """Raises TransferFailedError unless P's bytes are what our memory holds now."""
