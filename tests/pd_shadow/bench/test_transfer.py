@@ -1,9 +1,14 @@
 """`pd-shadow bench transfer`: which rows its options mean, and what it makes of them."""
 
+import asyncio
 import csv
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -15,6 +20,7 @@ from pd_shadow.perf import models
 from tests.transfer.bench.rows import row
 from transfer.bench.contention import Contention, Side
 from transfer.bench.drills import Drill
+from transfer.transport.base import TransportError
 
 SIDE = Side(200, 0.010, 0.010, 0.011, 0.012, 0.02)
 CROSSED = Contention(SIDE, SIDE._replace(mean_s=0.0104, p99_s=0.020), 0.01, 0.009, 5.0, 1.0, 2.0, 3.0)
@@ -126,3 +132,50 @@ def test_a_small_row_with_nixlbenchs_names_over_both_backends(tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())["rows"]
     assert [(each["backend"], each["descriptor_bytes"]) for each in rows] == [("ucx", 65536), ("tcp", 65536)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interrupted_it_leaves_no_process_behind(number: signal.Signals) -> None:
+    pytest.importorskip("nixl", reason="NIXL is not installed")
+    command = "from pd_shadow.cli.main import main; main()"
+    sweep = ["--model", "L8", "--layers", "1", "--chunk-tokens", "256", "--repeat", "10000", "--backend", "tcp"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", command, "bench", "transfer", *sweep, cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        # Whoever runs the tests in the background may have them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    while not (children := receivers(process.pid)):
+        assert process.returncode is None, await process.communicate()
+        await asyncio.sleep(0.02)
+    process.send_signal(number)
+    output, _ = await process.communicate()
+    assert process.returncode == 130, output.decode()
+    assert b"interrupted; everything is stopped" in output
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def receivers(parent: int) -> list[psutil.Process]:
+    """The benchmark's other process, without Python's resource tracker."""
+    return [child for child in psutil.Process(parent).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize("lines", [["--drills"], ["--contention", "--quick"]])
+def test_parts_without_a_sweep_are_all_there_is(tmp_path: Path, lines: list[str]) -> None:
+    pytest.importorskip("nixl", reason="NIXL is not installed")
+    out = tmp_path / "figures.json"
+    result = CliRunner().invoke(main, ["bench", "transfer", "--no-sweep", *lines, "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(out.read_text())
+    assert figures["rows"] == []
+    assert lines[0].removeprefix("--") in figures
+
+
+def test_without_nixl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise TransportError("NIXL is not installed (pip install 'pd-shadow[transfer]')")
+
+    monkeypatch.setattr("pd_shadow.bench.transfer.run_case", missing)
+    result = CliRunner().invoke(main, ["bench", "transfer", "--quick"])
+    assert result.exit_code == 1
+    assert "error: NIXL is not installed (pip install 'pd-shadow[transfer]')" in result.output
