@@ -28,7 +28,7 @@ from transfer.transport.base import Operation, Region, TransportError
 from transfer.transport.nixl import NixlSettings, NixlTransport
 
 PEERS_MOST = 1024
-"""Sources that are known at a time; the one known for longest is forgotten for another."""
+"""Sources that are known at a time; the one not read for longest is forgotten for another."""
 _CONFLICT = 409
 _EMPTY = bytes(CONTENT_BYTES)
 """What a block without content holds: the last one of a context that it does not fill."""
@@ -70,7 +70,7 @@ class NixlMover:
         self._pool = KvPool.block_major(self._layout, 0, blocks, int(self._memory.ctypes.data))
         self._thread = CourierThread(self._open)
         self._offer: PeerOffer | None = None
-        self._peers: dict[str, int] = {}
+        self._peers: dict[str, None] = {}
         self._pulls = 0
 
     def _open(self) -> Courier:
@@ -172,14 +172,19 @@ class NixlMover:
         return PeerOffer(str(said["agent"]), int(said["incarnation"]), bytes.fromhex(said["metadata"]), pool)
 
     async def _connect(self, offer: PeerOffer) -> None:
-        """Raises TransportError for an offer that is older than the one known."""
-        if self._peers.get(offer.name) == offer.incarnation:
-            known = await self._thread.call(lambda courier: courier.peers().get(offer.name))
-            if known == offer.incarnation:
-                return
-        await self._thread.call(lambda courier: courier.connect(offer))
+        """Raises TransportError when the metadata is not that of the agent it names."""
+
+        def meet(courier: Courier) -> None:
+            # In one go: other pulls meet the same peer meanwhile.
+            known = courier.peers().get(offer.name)
+            if known is not None and known > offer.incarnation:
+                # The offer is the one that lives now, whatever its machine's clock says.
+                courier.forget(offer.name)
+            courier.connect(offer)
+
+        await self._thread.call(meet)
         self._peers.pop(offer.name, None)
-        self._peers[offer.name] = offer.incarnation
+        self._peers[offer.name] = None
         if len(self._peers) > PEERS_MOST:
             oldest = next(iter(self._peers))
             del self._peers[oldest]

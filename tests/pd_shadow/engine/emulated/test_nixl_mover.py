@@ -82,6 +82,25 @@ async def test_a_p_that_started_again_is_met_again(served: Served) -> None:
     assert ids_of(answer) == await alone(served, "other")
 
 
+async def test_a_p_whose_clock_went_back_is_met_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, d = await pair(served)
+    await handed_over(served, p, d)
+    await p.close()
+    monkeypatch.setattr("pd_shadow.engine.emulated.nixl_mover.time.time_ns", lambda: 1)
+    again = await served.start(Role.PREFILL, kv_transfer="nixl", name="p")
+    await handed_over(served, again, d, "other")
+    assert moved(d) == (2, 0)
+
+
+async def test_sources_are_capped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pd_shadow.engine.emulated.nixl_mover.PEERS_MOST", 1)
+    p, d = await pair(served)
+    other = await served.start(Role.PREFILL, kv_transfer="nixl", name="other")
+    for turn, source in enumerate([p, other, p]):
+        await handed_over(served, source, d, f"word{turn}")
+    assert moved(d) == (3, 0)
+
+
 async def test_a_p_on_the_timed_link_is_read_over_it(served: Served) -> None:
     p, d = await pair(served, kv_transfer="timed")
     answer = await handed_over(served, p, d)
