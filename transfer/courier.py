@@ -31,6 +31,9 @@ from transfer.wire import NUMBER_MOST, Kind, Note
 _CLOSED_EPOCHS = 4096
 _PIECE_SIZES = 16
 _UNSENT_NOTES = 4096
+_HURRY_SECONDS = 0.05
+"""Where transfers need our polls to get on (TCP without a progress thread), pauses between them are pauses of the wire;
+what has not arrived for so long waits for its peer, and gains nothing by being polled often."""
 
 
 class PeerOffer(NamedTuple):
@@ -145,10 +148,14 @@ class Courier:
         *,
         depth: int = 4,
         poll_seconds: float = 0.0005,
+        hurry_seconds: float = 0.00005,
         idle_seconds: float = 0.02,
         most_pushes: int = 256,
     ) -> None:
-        """Registers `regions`, which hold the pool. `depth` is the number of posts of a push in flight at a time."""
+        """Registers `regions`, which hold the pool. `depth` is the number of posts of a push in flight at a time.
+
+        Steps are `hurry_seconds` apart while posts get on, else `poll_seconds` while something is awaited.
+        """
         for name, value in (("depth", depth), ("most_pushes", most_pushes)):
             if value < 1:
                 raise ValueError(f"{name}: must be at least 1, is {value}")
@@ -167,6 +174,8 @@ class Courier:
         self._clock = clock
         self._depth = depth
         self._poll_seconds = poll_seconds
+        self._hurry_seconds = hurry_seconds
+        self._hurry_until = 0.0
         self._idle_seconds = idle_seconds
         self._most_pushes = most_pushes
         self._lists: dict[int, DescriptorList] = {}
@@ -265,9 +274,12 @@ class Courier:
         for sending in list(self._sendings):
             self._finish(sending)
         if posted:
+            self._hurry()
             return 0.0
         # What has ended and not drained may stay so for as long as its peer hangs: no reason to hurry.
         waiting = any(not sending.ended for sending in self._sendings)
+        if waiting and self._clock() < self._hurry_until:
+            return self._hurry_seconds
         return self._poll_seconds if waiting or self.expects_notes() else self._idle_seconds
 
     def close(self) -> None:
@@ -402,7 +414,11 @@ class Courier:
         seconds = self._clock() - sending.started
         sending.on_end(PushOutcome(reason, sending.bytes, sending.posts, seconds, detail))
 
+    def _hurry(self) -> None:
+        self._hurry_until = self._clock() + _HURRY_SECONDS
+
     def _arrived(self, sending: _Sending, transfer: Transfer, size: int) -> None:
+        self._hurry()
         del sending.in_flight[transfer]
         sending.bytes += size
         self._release(transfer)

@@ -18,6 +18,9 @@ from transfer.transport.base import Indices
 
 BATCH_BYTES = 16 << 20
 BATCH_RUNS = 256
+SHADOW_BATCH_BYTES = 2 << 20
+"""A normal push that comes meanwhile waits for the post that is being made. With 16 MB that made normal transfers of
+4 ms 12 % slower in the mean, with 4 MB 5 %, with 2 MB not measurably, at the same shadow throughput (one machine)."""
 
 
 class Batch(NamedTuple):

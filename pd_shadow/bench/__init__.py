@@ -1,1 +1,1 @@
-"""Benchmarks on real engines: the cost and the yield of shadow work, measured from outside."""
+"""Benchmarks: the cost and the yield of shadow work on real engines, and what moving KV costs, from outside."""

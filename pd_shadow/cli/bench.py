@@ -1,4 +1,4 @@
-"""`pd-shadow bench …`: measurements on real engines."""
+"""`pd-shadow bench …`: measurements on real engines and real transports."""
 
 import click
 
@@ -7,8 +7,11 @@ from pd_shadow.cli.lazy import LazyGroup
 
 @click.command(
     cls=LazyGroup,
-    lazy={"interference": ("pd_shadow.cli.bench_interference", "interference")},
+    lazy={
+        "interference": ("pd_shadow.cli.bench_interference", "interference"),
+        "transfer": ("pd_shadow.cli.bench_transfer", "transfer"),
+    },
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def bench() -> None:
-    """Measure what shadow work costs and yields, on engines that are started for it and stopped again."""
+    """Measure what shadow work costs and yields, on engines and transfers that are started for it and stopped again."""

@@ -19,7 +19,7 @@ from pd_shadow.demo import emulated, models
 from pd_shadow.demo.emulated import EmulatedModel
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
 from pd_shadow.engine.emulated.config import EmulatedEngine
-from pd_shadow.engine.emulated.mover import TimedLink
+from pd_shadow.engine.emulated.movers import mover_name
 from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role, SloSettings
 from pd_shadow.engine.vllm.command import EngineCommand
 from pd_shadow.policy.approach import Approach
@@ -294,7 +294,6 @@ class Cluster:
 class EmulatedCluster(Cluster):
     """The same cluster of emulated engines, each a process of its own on hardware of its own."""
 
-    kv_transfer = TimedLink.name
     hardware = ""
     poll_interval_seconds = 0.25
 
@@ -318,6 +317,7 @@ class EmulatedCluster(Cluster):
                 file = self.run_dir / f"{name}.yaml"
                 file.write_text(yaml.safe_dump({"controller": self.controller_address, "engines": [config]}))
                 command = EmulatedEngine.model_validate(config)
+                self.kv_transfer = mover_name(command)
                 self.commands[name] = command
                 self._engines[name] = ManagedProcess(
                     name,

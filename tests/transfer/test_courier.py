@@ -305,7 +305,11 @@ def test_a_hung_peer_costs_few_polls_once_its_push_has_ended(rig: Rig) -> None:
     assert rig.p.courier.step() == rig.d.courier.step() * 40
     rig.push(seconds=1.0)
     rig.steps(count=16)
-    idle = rig.p.courier.step() * 40
+    hurried = rig.p.courier.step()
+    rig.steps(count=4, seconds=0.02)
+    patient = rig.p.courier.step()
+    assert hurried < patient
+    idle = patient * 40
     rig.steps(count=20, seconds=0.1)
     assert (rig.drains, rig.p.courier.step(), rig.d.courier.step()) == ([], idle, idle)
 

@@ -12,7 +12,7 @@ from transfer.bench.sweep import PUSH_SECONDS, SENDER, llama_like
 from transfer.chunks import Chunk
 from transfer.courier import Courier, PeerOffer, Push, PushReason
 from transfer.courier_thread import CourierThread
-from transfer.descriptors import plan_chunk
+from transfer.descriptors import BATCH_BYTES, SHADOW_BATCH_BYTES, plan_chunk
 from transfer.ledger import LinkLedger
 from transfer.link import Link, Slot
 from transfer.transport.base import TransportError
@@ -28,6 +28,7 @@ class Side(NamedTuple):
     """Seconds of the normal transfers, from their beginning until all their bytes were in place."""
 
     transfers: int
+    mean_s: float
     p50_s: float
     p90_s: float
     p99_s: float
@@ -68,7 +69,8 @@ class _Mover:
             raise TransportError("the receiver has no blocks free")
         epoch, taken = reserved
         tokens = Chunk(0, blocks * SHAPE.layout.block_tokens)
-        plan = plan_chunk(*self._pools, np.arange(first, first + blocks), taken, tokens)
+        batch = BATCH_BYTES if normal else SHADOW_BATCH_BYTES
+        plan = plan_chunk(*self._pools, np.arange(first, first + blocks), taken, tokens, batch_bytes=batch)
         push = Push("receiver", 1, epoch, 0, plan, time.monotonic() + PUSH_SECONDS, normal)
         if normal:
             with self._link.normal() as slot:
@@ -103,12 +105,20 @@ async def _normals(mover: _Mover, count: int, gap_seconds: float) -> Side:
         await asyncio.sleep(gap_seconds)
         seconds.append(await mover.move(NORMAL_BLOCKS, 0, normal=True))
     p50, p90, p99 = (float(value) for value in np.percentile(seconds, [50, 90, 99]))
-    return Side(count, p50, p90, p99, max(seconds))
+    return Side(count, float(np.mean(seconds)), p50, p90, p99, max(seconds))
 
 
 async def _shadows(mover: _Mover) -> None:
     while True:
         await mover.move(CHUNK_BLOCKS, NORMAL_BLOCKS, normal=False)
+
+
+def run(transfers: int, gap_seconds: float = 0.02) -> Contention:
+    """`contention` on an event loop of its own. Raises what ended it first."""
+    try:
+        return asyncio.run(contention(transfers, gap_seconds))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
 
 
 async def contention(transfers: int, gap_seconds: float = 0.02) -> Contention:

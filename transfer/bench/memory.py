@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 HUGE = 2 << 20
+_PIECE = 1 << 18
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
@@ -28,7 +29,12 @@ class Buffer:
     def fill(self, seed: int) -> None:
         """Bytes that differ from place to place and from seed to seed."""
         words = self.array[: self.size // 8 * 8].view(np.uint64)
-        words[:] = np.arange(len(words), dtype=np.uint64) * np.uint64(2654435761) + np.uint64(seed)
+        # A piece at a time: temporaries of the whole would take several times its memory.
+        for begin in range(0, len(words), _PIECE):
+            piece = words[begin : begin + _PIECE]
+            piece[:] = np.arange(begin, begin + len(piece), dtype=np.uint64)
+            piece *= np.uint64(2654435761)
+            piece += np.uint64(seed)
 
 
 def huge_pages_available() -> bool:

@@ -194,7 +194,10 @@ class Peer:
     def _received(self, seconds: float) -> Any:
         if not self._pipe.poll(seconds):
             raise TimeoutError(f"{self.name} has not answered for {seconds:g} s")
-        answer = self._pipe.recv()
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise TransportError(f"{self.name} has ended, exit code {self._process.exitcode}") from None
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -6,9 +6,8 @@ given length in shuffled order: what an engine's block tables look like after so
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,8 @@ import numpy.typing as npt
 from transfer.bench.limits import merged, single_copy
 from transfer.bench.memory import Buffer
 from transfer.bench.peer import Peer, PoolShape, completed, open_courier
+from transfer.bench.row import Row
+from transfer.bench.ucx_log import UcxLog
 from transfer.chunks import CHUNK_TOKENS, Chunk
 from transfer.courier import Courier, Drained, PeerOffer, Push, PushOutcome, PushReason
 from transfer.descriptors import ChunkPlan, plan_chunk
@@ -30,7 +31,9 @@ SENDER = Sender("sender", 1)
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the result. `run_blocks` is how many blocks lie side by side; 0 stands for all of them."""
+    """What one row measures. `run_blocks` is how many blocks lie side by side, 0 stands for all of them; `model` is the
+    name of whose KV it is, for the reader.
+    """
 
     layout: KvLayout
     run_blocks: int = 1
@@ -39,6 +42,7 @@ class Case:
     block_major: bool = False
     tcp: bool = False
     concurrency: int = 1
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.run_blocks < 0:
@@ -62,34 +66,6 @@ class Case:
     def shape(self) -> PoolShape:
         """Room for every chunk in flight twice, so that no chunk meets its own memory in a cache."""
         return PoolShape(self.layout, 2 * self.concurrency * self.blocks, self.block_major)
-
-
-class Row(NamedTuple):
-    """Bandwidths in 1e9 bytes per second, medians; times in seconds as the receiver sees them.
-
-    `best_ratio_to_limit` compares the fastest chunk with the fastest run of the limit: on a machine that does other
-    work beside, medians say more about that than about the transfer.
-    """
-
-    layout: str
-    direction: str
-    backend: str
-    chunk_tokens: int
-    descriptor_bytes: int
-    run_blocks: int
-    concurrency: int
-    chunk_bytes: int
-    descriptors: int
-    merged_descriptors: int
-    gb_per_s: float
-    limit: str
-    limit_gb_per_s: float
-    ratio_to_limit: float
-    best_ratio_to_limit: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    cpu_seconds_per_gb: float
 
 
 def block_table(generator: np.random.Generator, blocks: npt.NDArray[np.int32], run: int) -> npt.NDArray[np.int32]:
@@ -149,20 +125,30 @@ def drive(courier: Courier, pushes: Sequence[Push]) -> list[PushOutcome]:
     return outcomes
 
 
-def run_case(case: Case, rounds: int, seed: int) -> Row:
-    """Move `rounds` chunks (after one that is not counted). Raises TransportError when one does not arrive."""
+def run_case(case: Case, repeats: int, seed: int, *, warm_up: int = 1, log: UcxLog | None = None) -> Row:
+    """Move `repeats` chunks, after `warm_up` that are not counted. Raises TransportError when one does not arrive.
+
+    `log` tells the lanes, where it was there before the first agent of this process.
+    """
+    if repeats < 1 or warm_up < 0:
+        raise ValueError(f"repeats, warm_up: must be at least 1 and 0, are {repeats} and {warm_up}")
     generator = np.random.default_rng(seed)
+    raw = _Limit(case)
+    posts = 0
     chunk = Chunk(0, case.chunk_tokens)
     seconds: list[float] = []
     visible: list[float] = []
     limits: list[float] = []
     cpu = 0.0
     plan: ChunkPlan | None = None
-    with Pair(case.shape, case.settings) as pair:
+    settings = case.settings
+    if log is not None:
+        settings = replace(settings, environment={**settings.environment, **log.environment})
+    with Pair(case.shape, settings) as pair:
         pair.peer.fill(2)
         pools = (pair.courier.pool, pair.offer.pool)
         halves = itertools.cycle(np.array_split(np.arange(case.shape.blocks, dtype=np.int32), 2))
-        for turn in range(rounds + 1):
+        for turn in range(warm_up + repeats):
             own = next(halves)
             pushes, taken = [], []
             for part in np.array_split(own, case.concurrency):
@@ -184,7 +170,7 @@ def run_case(case: Case, rounds: int, seed: int) -> Row:
                 pushes.append(Push("receiver", 1, epoch, 0, plan, deadline, operation=case.operation))
             assert plan is not None
             # In turns before and after, so that neither always finds what the other has left in the caches.
-            limit = _limit(case, pair, plan, taken[-1]) if turn % 2 else 0.0
+            limit = raw.measure(pair, plan, taken[-1]) if turn % 2 else 0.0
             before = time.process_time() + pair.peer.usage().cpu_seconds
             started = time.monotonic()
             outcomes = drive(pair.courier, pushes)
@@ -193,38 +179,46 @@ def run_case(case: Case, rounds: int, seed: int) -> Row:
             if failed := [outcome for outcome in outcomes if outcome.reason is not PushReason.DONE]:
                 raise TransportError(f"a chunk did not arrive: {failed[0].reason.value} {failed[0].detail}")
             times = _arrivals(pair.peer, len(pushes))
-            limit = limit or _limit(case, pair, plan, taken[-1])
+            limit = limit or raw.measure(pair, plan, taken[-1])
             for blocks in taken:
                 pair.peer.free(blocks)
-            if turn:
+            if turn >= warm_up:
+                posts = outcomes[0].posts
                 seconds.append(elapsed)
                 visible += [at - started for at in times]
                 limits.append(limit)
                 cpu += used
     assert plan is not None
     size = plan.bytes * case.concurrency
-    speed, raw = size / float(np.median(seconds)) / 1e9, float(np.median(limits)) / 1e9
+    speed = size / float(np.median(seconds)) / 1e9
+    low, limit, high = (float(value) / 1e9 for value in np.percentile(limits, [10, 50, 90]))
     p50, p90, p99 = (float(value) for value in np.percentile(visible, [50, 90, 99]))
     return Row(
+        model=case.model,
         layout="block_major" if case.block_major else "plane_major",
         direction=case.operation.value.lower(),
-        backend="ucx_tcp" if case.tcp else "ucx",
+        backend="tcp" if case.tcp else "ucx",
+        block_tokens=case.layout.block_tokens,
         chunk_tokens=case.chunk_tokens,
         descriptor_bytes=plan.piece.bytes,
-        run_blocks=case.run_blocks or case.blocks,
+        run_length=case.run_blocks or case.blocks,
         concurrency=case.concurrency,
+        repeats=repeats,
         chunk_bytes=plan.bytes,
-        descriptors=plan.descriptors,
-        merged_descriptors=plan.runs,
+        descriptors_before=plan.descriptors,
+        descriptors_after=plan.runs,
+        posts=posts,
         gb_per_s=speed,
-        limit="tcp_loopback" if case.tcp else "single_copy",
-        limit_gb_per_s=raw,
-        ratio_to_limit=speed / raw,
+        limit="tcp_loopback" if raw.tcp else "single_copy",
+        limit_gb_per_s=limit,
+        ratio_to_limit=speed / limit,
         best_ratio_to_limit=size / min(seconds) / max(limits),
+        limit_moved=(high - low) / limit,
         p50_s=p50,
         p90_s=p90,
         p99_s=p99,
-        cpu_seconds_per_gb=cpu / (size * rounds / 1e9),
+        cpu_s_per_gb=cpu / (size * repeats / 1e9),
+        lanes=log.lanes() if log is not None else "",
     )
 
 
@@ -238,18 +232,31 @@ def _arrivals(peer: Peer, count: int) -> list[float]:
     return seen
 
 
-def _limit(case: Case, pair: Pair, plan: ChunkPlan, blocks: npt.NDArray[np.int32]) -> float:
-    """Bytes per second of the machine, for the same bytes at the same addresses where it takes addresses."""
-    if case.tcp:
-        begin = int(blocks[0]) * case.layout.plane_bytes
-        data = np.roll(pair.buffer.array, -begin)[: plan.bytes] if begin else pair.buffer.array[: plan.bytes]
-        return plan.bytes / pair.peer.raw_tcp(data)
-    write = case.operation is Operation.WRITE
-    pools = (pair.courier.pool, pair.offer.pool)
-    runs = merged(plan, *(pools if write else pools[::-1]))
-    if not write:
-        runs = runs[:, [1, 0, 2]]
-    return plan.bytes / single_copy(pair.peer.pid, runs, write=write)
+class _Limit:
+    """The machine, for the same bytes at the same addresses where it takes addresses."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self.tcp = case.tcp
+
+    def measure(self, pair: Pair, plan: ChunkPlan, blocks: npt.NDArray[np.int32]) -> float:
+        """Bytes per second. Where the kernel forbids single copies, those of TCP, from then on."""
+        if not self.tcp:
+            try:
+                return self._copied(pair, plan)
+            except PermissionError:
+                self.tcp = True
+        # Memory that the chunk before this one has not touched.
+        begin = min(int(blocks.min()) * self._case.layout.block_bytes, pair.buffer.size - plan.bytes)
+        return plan.bytes / pair.peer.raw_tcp(pair.buffer.array[begin : begin + plan.bytes])
+
+    def _copied(self, pair: Pair, plan: ChunkPlan) -> float:
+        write = self._case.operation is Operation.WRITE
+        pools = (pair.courier.pool, pair.offer.pool)
+        runs = merged(plan, *(pools if write else pools[::-1]))
+        if not write:
+            runs = runs[:, [1, 0, 2]]
+        return plan.bytes / single_copy(pair.peer.pid, runs, write=write)
 
 
 def llama_like(planes: int, block_tokens: int, head_bytes: int = 512, heads: int = 8) -> KvLayout:
@@ -257,16 +264,17 @@ def llama_like(planes: int, block_tokens: int, head_bytes: int = 512, heads: int
     return KvLayout(planes=planes, heads=heads, head_bytes=head_bytes, block_tokens=block_tokens)
 
 
-def default_cases() -> Iterator[Case]:
-    """What a user's question is most often about, first."""
-    for run in (0, 16, 1):
-        yield Case(llama_like(4, 16), run)
-    yield Case(llama_like(4, 128), 1)
-    yield Case(llama_like(4, 16), 0, operation=Operation.READ)
-    yield Case(llama_like(4, 16), 1, operation=Operation.READ)
-    yield Case(llama_like(4, 16), 1, block_major=True)
-    yield Case(llama_like(4, 16), 0, chunk_tokens=1024)
-    for run in (0, 16, 1):
-        yield Case(llama_like(16, 16, head_bytes=128, heads=2), run)
-    yield Case(llama_like(4, 128), 0, tcp=True)
-    yield Case(llama_like(4, 16), 1, tcp=True)
+def default_cases(layouts: Mapping[tuple[str, int], KvLayout], chunk_tokens: int = CHUNK_TOKENS) -> Iterator[Case]:
+    """What a user's question is most often about, for layouts by (model, block tokens), all of them over UCX first.
+
+    Runs of any length, from blocks that all lie side by side to none that do; a read; and TCP.
+    """
+    for (model, _), layout in layouts.items():
+        case = Case(layout, chunk_tokens=chunk_tokens, model=model)
+        for run in (0, 16, 1) if layout.block_tokens < 64 else (0, 1):
+            yield replace(case, run_blocks=run)
+    for (model, _), layout in itertools.islice(layouts.items(), 1):
+        yield Case(layout, 1, chunk_tokens, Operation.READ, model=model)
+    for (model, _), layout in layouts.items():
+        for run in (0, 1):
+            yield Case(layout, run, chunk_tokens, tcp=True, model=model)

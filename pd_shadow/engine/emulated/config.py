@@ -1,6 +1,8 @@
 """Emulated engines, as data: one, or a file of many that run in one process."""
 
+import importlib.util
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -16,7 +18,24 @@ GPUS = {gpu.name: gpu for gpu in (gpus.H100, gpus.H200)}
 LINK_GB_PER_SECOND_PER_GPU = 40.0
 """The simulator's default (sim/config.py); the paper sweeps 10 to 160."""
 MAX_REPLICAS = 1024
+NIXL_ENGINES = 16
+"""More engines in one process move no bytes unless told to: every agent has connections and a thread."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class KvTransfer(StrEnum):
+    """What brings KV from P."""
+
+    AUTO = "auto"
+    """NIXL where it is installed, otherwise the timed link."""
+    NIXL = "nixl"
+    TIMED = "timed"
+
+
+def nixl_installed() -> bool:
+    """Whether the extra `transfer` is here, without importing it."""
+    return all(importlib.util.find_spec(name) is not None for name in ("nixl", "numpy"))
+
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 HostPort = Annotated[str, Field(pattern=r"^[^\s/]+:\d{1,5}$")]
@@ -60,6 +79,10 @@ class EmulatedEngine(Config):
     max_num_seqs: int = Field(default=256, ge=1)
     link_gb_per_second: Positive | None = None
     """Inbound; unset: 40 per GPU."""
+    kv_transfer: KvTransfer = KvTransfer.AUTO
+    """With NIXL real bytes move between the engines' memories; how long that takes stays what the link says."""
+    kv_bytes_divisor: int = Field(default=1024, ge=1, le=1 << 20)
+    """Real bytes of KV are the model's divided by this; P and D must agree."""
     kv_lease_seconds: Positive = 30.0
     """How long P keeps handed-out blocks for a D that never comes, in emulated time."""
     plugin: PluginSettings | None = PluginSettings()
@@ -73,6 +96,10 @@ class EmulatedEngine(Config):
             if self.plugin.role not in (None, self.role):
                 raise ValueError(f"plugin.role: leave it unset, or {self.role.value} as `role` says")
         self.latency()
+        if self.kv_transfer is KvTransfer.NIXL and not nixl_installed():
+            raise ValueError(
+                "kv_transfer: NIXL is not installed; install it (pip install 'pd-shadow[transfer]'), or set timed"
+            )
         if self.context_tokens > self.blocks * self.block_size:
             raise ValueError(
                 f"max_model_len: {self.context_tokens} tokens do not fit into a pool of {self.blocks} blocks of "
@@ -95,6 +122,13 @@ class EmulatedEngine(Config):
     @property
     def kv_bytes_per_token(self) -> int:
         return self.spec.kv_bytes_per_token
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether NIXL moves the KV; a colocated engine has none to move."""
+        if self.kv_transfer is KvTransfer.AUTO:
+            return self.role is not Role.COLOCATED and nixl_installed()
+        return self.kv_transfer is KvTransfer.NIXL
 
     @property
     def blocks(self) -> int:
@@ -183,4 +217,12 @@ class EmulatedEngines(Config):
 
     def all(self) -> list[EmulatedEngine]:
         """Every engine, groups expanded."""
-        return [engine for group in self.engines for engine in group.engines()]
+        engines = [engine for group in self.engines for engine in group.engines()]
+        if len(engines) <= NIXL_ENGINES:
+            return engines
+        return [
+            engine.model_copy(update={"kv_transfer": KvTransfer.TIMED})
+            if engine.kv_transfer is KvTransfer.AUTO
+            else engine
+            for engine in engines
+        ]

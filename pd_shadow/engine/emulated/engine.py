@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from typing import Any
 
 from aiohttp import web
 
@@ -12,7 +13,8 @@ from pd_shadow.engine.emulated.block_pool import HASH_ALGORITHM
 from pd_shadow.engine.emulated.clock import EngineClock
 from pd_shadow.engine.emulated.config import EmulatedEngine
 from pd_shadow.engine.emulated.instance import Instance, Load
-from pd_shadow.engine.emulated.mover import Mover, TimedLink, TransferFailedError
+from pd_shadow.engine.emulated.mover import Mover, TransferFailedError
+from pd_shadow.engine.emulated.movers import mover_for
 from pd_shadow.engine.emulated.request import EngineRequest
 from pd_shadow.engine.emulated.server import application
 from pd_shadow.engine.snapshot import EngineFacts
@@ -25,7 +27,7 @@ log = get_logger("emulated")
 
 
 class Engine:
-    """Start once, then close once. `mover` is what brings KV from P, by default the timed link model."""
+    """Start once, then close once. `mover` is what brings KV from P, by default what `config.kv_transfer` says."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.clock = EngineClock(config.speed)
-        self.mover: Mover = TimedLink(self.clock, config.link_bytes_per_second) if mover is None else mover
+        self.mover: Mover = mover_for(config, self.clock) if mover is None else mover
         self.started_at = 0.0
         self.instance: Instance
         self.url = ""
@@ -56,13 +58,14 @@ class Engine:
         return f"{self.started_at:.2f}"
 
     async def start(self) -> None:
-        """Serve and attach. Raises OSError when it cannot listen."""
+        """Serve and attach. Raises OSError when it cannot listen or move KV."""
         config = self.config
         self.started_at = time.time()
         runner = self._runner = web.AppRunner(
             application(self), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
         try:
+            await self.mover.start()
             await runner.setup()
             await web.TCPSite(runner, config.host, config.port).start()
             port = runner.addresses[0][1]
@@ -116,6 +119,13 @@ class Engine:
         self._wake.set()
         return contents
 
+    def lay(self, request_id: str, blocks: list[int]) -> dict[str, Any] | None:
+        """How a reader gets at the bytes of handed-out blocks. Raises KeyError when they are not held for it."""
+        contents = self.instance.held(request_id, blocks)
+        if contents is None:
+            raise KeyError(request_id)
+        return self.mover.lay(blocks, contents)
+
     async def _run(self) -> None:
         try:
             ended = 0.0
@@ -158,7 +168,7 @@ class Engine:
     async def _load(self, load: Load) -> None:
         contents = None
         try:
-            contents = await self.mover.pull(load.source, load.remote_blocks, load.size)
+            contents = await self.mover.pull(load.source, load.remote_blocks, load.blocks, load.size)
         except TransferFailedError as error:
             if load.blocks:
                 log.warning("transfer_failed", engine=self.config.name, why=str(error))

@@ -143,12 +143,17 @@ class Instance:
 
     def read(self, request_id: str, blocks: Sequence[int], now: float) -> list[Content] | None:
         """A reader asks for handed-out blocks, and is done with them all; None when they are not held for it."""
+        contents = self.held(request_id, blocks)
+        if contents is not None:
+            self.pool.release(self.exports.take(request_id), now)
+        return contents
+
+    def held(self, request_id: str, blocks: Sequence[int]) -> list[Content] | None:
+        """What handed-out blocks hold; None when they are not held for this request."""
         export = self.exports.get(request_id)
         if export is None or not set(blocks) <= set(export.blocks):
             return None
-        contents = [self.pool.content[block] for block in blocks]
-        self.pool.release(self.exports.take(request_id), now)
-        return contents
+        return [self.pool.content[block] for block in blocks]
 
     def take_loads(self) -> list[Load]:
         """What is to be read from P; each load ends with `loaded`."""

@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pd_shadow.engine.emulated import metrics
-from pd_shadow.engine.emulated.mover import READ_PATH
+from pd_shadow.engine.emulated.mover import LAY_PATH, READ_PATH
 from pd_shadow.engine.emulated.openai_body import (
     Ask,
     BadRequestError,
@@ -47,6 +47,7 @@ def application(engine: Engine) -> web.Application:
     app.router.add_post("/v1/chat/completions", _with_errors(server.chat))
     app.router.add_post("/v1/completions", _with_errors(server.completions))
     app.router.add_post(READ_PATH, _with_errors(server.read))
+    app.router.add_post(LAY_PATH, _with_errors(server.lay))
     return app
 
 
@@ -70,6 +71,21 @@ async def _body(request: web.Request) -> Any:
         return orjson.loads(await request.read())
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"JSON decode error: {error}") from error
+
+
+async def _export(request: web.Request) -> tuple[str, list[int]]:
+    """Which blocks of which request a reader asks about."""
+    body = await _body(request)
+    request_id = body.get("request_id") if isinstance(body, dict) else None
+    blocks = body.get("blocks") if isinstance(body, dict) else None
+    if not isinstance(request_id, str) or not isinstance(blocks, list):
+        raise BadRequestError("expected {request_id, blocks}")
+    if not all(type(block) is int for block in blocks):
+        raise BadRequestError("blocks: expected block numbers", param="blocks")
+    return request_id, blocks
+
+
+_NOT_HELD = "no such blocks are held for this request"
 
 
 class _Server:
@@ -109,17 +125,22 @@ class _Server:
 
     async def read(self, request: web.Request) -> web.Response:
         """D reads blocks of an export, and is done with it."""
-        body = await _body(request)
-        request_id = body.get("request_id") if isinstance(body, dict) else None
-        blocks = body.get("blocks") if isinstance(body, dict) else None
-        if not isinstance(request_id, str) or not isinstance(blocks, list):
-            raise BadRequestError("expected {request_id, blocks}")
-        if not all(type(block) is int for block in blocks):
-            raise BadRequestError("blocks: expected block numbers", param="blocks")
+        request_id, blocks = await _export(request)
         contents = self._engine.read(request_id, blocks)
         if contents is None:
-            raise BadRequestError("no such blocks are held for this request", status=404)
+            raise BadRequestError(_NOT_HELD, status=404)
         return _json({"contents": [content.hex() for content in contents]})
+
+    async def lay(self, request: web.Request) -> web.Response:
+        """D asks where it can read the bytes of an export's blocks."""
+        request_id, blocks = await _export(request)
+        try:
+            said = self._engine.lay(request_id, blocks)
+        except KeyError:
+            raise BadRequestError(_NOT_HELD, status=404) from None
+        if said is None:
+            raise BadRequestError("kv_transfer: this engine moves no bytes", status=409)
+        return _json(said)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = check_model(await _body(request), self._config)

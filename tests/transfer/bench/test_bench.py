@@ -10,9 +10,9 @@ from transfer.layouts import KvLayout
 def test_a_row_says_what_was_moved_and_in_how_many_descriptors() -> None:
     pytest.importorskip("nixl", reason="NIXL is not installed")
     layout = KvLayout(planes=2, heads=2, head_bytes=128, block_tokens=16)
-    row = run_case(Case(layout, run_blocks=4, chunk_tokens=1024), rounds=2, seed=1)
-    assert (row.descriptor_bytes, row.descriptors, row.chunk_bytes) == (4096, 128, 128 * 4096)
-    assert 2 <= row.merged_descriptors <= 32
+    row = run_case(Case(layout, run_blocks=4, chunk_tokens=1024), repeats=2, seed=1)
+    assert (row.descriptor_bytes, row.descriptors_before, row.chunk_bytes) == (4096, 128, 128 * 4096)
+    assert 2 <= row.descriptors_after <= 32
     assert row.ratio_to_limit == pytest.approx(row.gb_per_s / row.limit_gb_per_s)
     assert 0 < row.p50_s <= row.p90_s <= row.p99_s
 

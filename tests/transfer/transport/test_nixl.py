@@ -15,13 +15,20 @@ from transfer.descriptors import plan_chunk
 from transfer.layouts import KvLayout
 from transfer.reservations import Completed, Effect, Failed, FailReason, Freed, Sender
 from transfer.transport.base import Held, TransportError
-from transfer.transport.nixl import NixlSettings, NixlTransport
+from transfer.transport.nixl import NixlSettings, NixlTransport, agent_environment
 
 pytest.importorskip("nixl", reason="NIXL is not installed")
 
 SHAPE = PoolShape(KvLayout(planes=4, heads=8, head_bytes=512, block_tokens=16), blocks=512)
 TCP = NixlSettings(environment={"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"})
 CHUNK = Chunk(0, 4096)
+
+
+def test_what_settings_or_the_process_say_comes_before_our_defaults() -> None:
+    name = "UCX_CMA_SEG_SIZE"
+    assert name in agent_environment({"UCX_TLS": "tcp"}, {})
+    assert agent_environment({name: "1m"}, {})[name] == "1m"
+    assert name not in agent_environment({}, {name: "2m"})
 
 
 class Rig:

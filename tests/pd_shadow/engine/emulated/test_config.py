@@ -7,7 +7,10 @@ from click.testing import CliRunner
 
 from pd_shadow.cli.serve_engine import engine as command
 from pd_shadow.common.config import ConfigError, parse
-from pd_shadow.engine.emulated.config import EmulatedEngines
+from pd_shadow.engine.emulated.clock import EngineClock
+from pd_shadow.engine.emulated.config import EmulatedEngine, EmulatedEngines
+from pd_shadow.engine.emulated.mover import TimedLink
+from pd_shadow.engine.emulated.movers import mover_for, mover_name
 
 ONE = {"name": "a", "model": "L3.1-8B", "role": "prefill"}
 
@@ -77,3 +80,32 @@ def test_a_config_file_is_strict(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["--emulated", "--config", str(file)])
     assert result.exit_code == 2
     assert "engines.0.prot: unknown key; did you mean 'port'?" in result.output
+
+
+def test_nixl_where_it_is_installed_and_there_is_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pd_shadow.engine.emulated.config.nixl_installed", lambda: True)
+    one = {"name": "e", "model": "L3.1-8B", "role": "decode"}
+    assert EmulatedEngine(**one).moves_bytes
+    assert not EmulatedEngine(**{**one, "role": "colocated"}).moves_bytes
+    assert not EmulatedEngine(**one, kv_transfer="timed").moves_bytes
+
+
+@pytest.mark.parametrize(
+    ("replicas", "kv_transfer", "moves"),
+    [(2, "auto", True), (100, "auto", False), (100, "nixl", True), (2, "timed", False)],
+)
+def test_many_engines_of_one_process_move_bytes_only_when_told_to(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, kv_transfer: str, moves: bool
+) -> None:
+    monkeypatch.setattr("pd_shadow.engine.emulated.config.nixl_installed", lambda: True)
+    group = {**ONE, "replicas": replicas, "kv_transfer": kv_transfer}
+    config = parse(EmulatedEngines, {"engines": [{**group, "port": 0}]})
+    assert {engine.moves_bytes for engine in config.all()} == {moves}
+
+
+def test_without_nixl_auto_is_the_timed_link_and_nixl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pd_shadow.engine.emulated.config.nixl_installed", lambda: False)
+    one = {"name": "e", "model": "L3.1-8B", "role": "decode"}
+    assert mover_for(EmulatedEngine(**one), EngineClock()).name == TimedLink.name == mover_name(EmulatedEngine(**one))
+    with pytest.raises(ValueError, match="kv_transfer: NIXL is not installed; install it"):
+        EmulatedEngine(**one, kv_transfer="nixl")

@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
 
 
 async def test_the_version_says_that_the_link_is_a_model(served: Served) -> None:
-    engine = await served.start()
+    engine = await served.start(kv_transfer="timed")
     async with served.http.get(engine.url + "/version") as answer:
         said = await answer.json()
     assert said == {"version": "emulated", "kv_transfer": "timed link model", "speed": 50.0}
