@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -438,14 +439,18 @@ class Cluster:
     # Reads.
 
     def warmth(self, key: SessionKey) -> tuple[str, list[Warmth]]:
-        """The session's current model, and every model's warmth; raises RejectedError for an unknown session."""
+        """The session's current model, and every model's warmth, likeliest next model first.
+
+        Raises RejectedError for an unknown session.
+        """
         session = self.sessions.get(key)
         if session is None:
             raise RejectedError(
                 common.REJECTION_REASON_UNKNOWN_SESSION, f"no session {key.session_id!r}", field="session.session_id"
             )
         models = self.registry.models()
-        return session.current_model, [self._warmth(session, model, len(models)) for model in models]
+        found = [self._warmth(session, model, len(models)) for model in models]
+        return session.current_model, sorted(found, key=lambda warmth: (-warmth.switch_probability, warmth.model))
 
     # Time.
 
@@ -575,18 +580,23 @@ class Cluster:
         shadow = self.shadow_policy
         if not shadow.enabled:
             return []
+        # A model that no P can take is no candidate: it would use up one of the top k for nothing.
+        sides_of = {}
+        for model in self.registry.models():
+            sides = self._shadow_sides(session, model) if model != session.current_model else None
+            if sides is not None:
+                sides_of[model] = sides
         ranked = self.prior.rank(
             session.task,
             session.current_model,
             self.registry.models(),
+            shadowable=sides_of,
             gate=shadow.gate_probability,
             top_k=shadow.top_k,
         )
         targets = []
         for model, probability, verdict in ranked:
-            sides = self._shadow_sides(session, model)
-            if sides is None:
-                continue
+            sides = sides_of[model]
             job = self.jobs.want(now, session, model, *sides, probability)
             if verdict is switch_prior.Verdict.SHADOW:
                 targets.append(ShadowTarget(model, probability, sides[0]))
@@ -674,11 +684,13 @@ class Cluster:
     def _warmth(self, session: Session, model: str, models: int) -> Warmth:
         binding = session.bindings.get(model) or Binding()
         job = self.jobs.get(session.key, model)
-        context = max(job.target_tokens if job else 0, binding.prefill_tokens)
+        # A side that lost its instance tells nothing any more, the other one still does.
+        context = max(job.target_tokens if job else 0, binding.prefill_tokens) or binding.decode_tokens
         if not context and session.current_model:
-            context = session.binding(session.current_model).prefill_tokens
+            used = session.binding(session.current_model)
+            context = used.prefill_tokens or used.decode_tokens
         held = min(binding.prefill_tokens, context)
-        seconds = place_prefill(self.registry, model, binding, context, ()).completion_seconds
+        seconds = self._prefill_seconds(model, binding, context)
         probability = self.prior.probability(session.task, session.current_model, model, models)
         return Warmth(
             model,
@@ -689,6 +701,20 @@ class Cluster:
             seconds,
             probability,
         )
+
+    def _prefill_seconds(self, model: str, binding: Binding, context: int) -> float:
+        """Estimated seconds until a call's prompt would be computed; infinite when no instance takes calls."""
+        prefill = place_prefill(self.registry, model, binding, context, ())
+        if prefill.placed is not None and prefill.placed.instance.colocated:
+            return prefill.completion_seconds
+        decode = place_decode(self.registry, model, binding)
+        if decode is None:
+            return math.inf
+        if prefill.placed is not None:
+            return prefill.completion_seconds
+        # Without P, D computes what it does not hold.
+        held = binding.decode_tokens if decode.instance.ref == binding.decode else 0
+        return max(0, context - held) / decode.instance.prefill_tokens_per_second
 
     def _schedule(self, now: float) -> None:
         self.jobs.schedule(now, self._connected.__contains__, self._gateway_of)
