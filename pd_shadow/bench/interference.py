@@ -21,8 +21,8 @@ from pd_shadow.bench.traffic import Traffic
 from pd_shadow.demo import models
 from pd_shadow.demo.cluster import BOOT_SECONDS, HOST, free_ports
 from pd_shadow.demo.process import ManagedProcess
+from pd_shadow.engine.settings import PluginSettings, Role, SloSettings
 from pd_shadow.engine.vllm.command import EngineCommand
-from pd_shadow.engine.vllm.settings import PluginSettings, Role, SloSettings
 
 MODEL = models.SMALL
 BLOCKS = 4096

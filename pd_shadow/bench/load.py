@@ -14,7 +14,7 @@ from pd_shadow.bench.modes import Mode
 from pd_shadow.bench.samples import Leg, Phase, Sample
 from pd_shadow.bench.slo import Isolated
 from pd_shadow.bench.traffic import OUTPUT_TOKENS, PROMPT_TOKENS, Context, Request, Traffic
-from pd_shadow.engine.vllm import tags
+from pd_shadow.engine import tags
 from pd_shadow.gateway.sse import DONE, SseSplitter, parse
 
 TIMEOUT = aiohttp.ClientTimeout(total=120)

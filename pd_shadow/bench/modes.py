@@ -4,7 +4,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from pd_shadow.engine.vllm import tags
+from pd_shadow.engine import tags
 
 SHADOW_PRIORITY = 1000
 SWITCH_PROBABILITY = 0.5

@@ -13,7 +13,7 @@ from pd_shadow.bench.samples import Phase, Sample
 from pd_shadow.bench.slo import Slo
 from pd_shadow.common.figures import as_count, as_ms, as_percent, percentile, spread, versions
 from pd_shadow.demo.models import ModelSpec
-from pd_shadow.engine.vllm.steps import StepRecord
+from pd_shadow.engine.steps import StepRecord
 from pd_shadow.policy.base import BETA
 from pd_shadow.policy.credit import ROUTED_DELTA
 

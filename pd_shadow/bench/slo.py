@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pd_shadow.bench.samples import Sample
-from pd_shadow.engine.vllm.settings import SloSettings
+from pd_shadow.engine.settings import SloSettings
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pd_shadow.bench.samples import Phase
-from pd_shadow.engine.vllm.steps import StepRecord
+from pd_shadow.engine.steps import StepRecord
 from pd_shadow.policy.base import StepReason
 
 

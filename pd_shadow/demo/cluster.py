@@ -15,10 +15,13 @@ import grpc.aio
 import yaml
 
 from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from pd_shadow.demo import models
+from pd_shadow.demo import emulated, models
+from pd_shadow.demo.emulated import EmulatedModel
 from pd_shadow.demo.process import POLL_SECONDS, ManagedProcess, ProcessDiedError
+from pd_shadow.engine.emulated.config import EmulatedEngine
+from pd_shadow.engine.emulated.mover import TimedLink
+from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role, SloSettings
 from pd_shadow.engine.vllm.command import EngineCommand
-from pd_shadow.engine.vllm.settings import PluginSettings, ReporterSettings, Role, SloSettings
 from pd_shadow.policy.approach import Approach
 
 HOST = "127.0.0.1"
@@ -37,6 +40,13 @@ BOOT_SECONDS = 300.0
 CONTROL_SECONDS = 60.0
 
 
+class Engines(enum.StrEnum):
+    """What serves the models: vLLM on the CPU, or emulated engines, with the latencies of GPUs and no models at all."""
+
+    EMULATED = "emulated"
+    VLLM = "vllm"
+
+
 class Mode(enum.StrEnum):
     """How a model is served: by a prefill and a decode engine with NIXL between them, or by one that does both."""
 
@@ -50,6 +60,8 @@ ROLES: Mapping[Mode, Sequence[Role]] = {
 }
 
 Progress = Callable[[str], None]
+Model = models.ModelSpec | EmulatedModel
+PROGRAM = (sys.executable, "-c", "from pd_shadow.cli.main import main; main()")
 
 
 @dataclass(frozen=True)
@@ -66,27 +78,34 @@ class Cluster:
     """Async context manager: engines are healthy inside it, and nothing is left running after it.
 
     `run_dir` receives logs and configuration, `cache_dir` the built models. `progress` is called with a line of text
-    whenever a process is ready. Engines run the plugin unless `stock`. Raises ProcessDiedError when a process does not
-    come up.
+    whenever a process is ready. Engines run the plugin unless `stock`. `speed` is seconds of the engines' time per real
+    second, other than 1 for emulated ones only. Raises ProcessDiedError when a process does not come up.
     """
+
+    kv_transfer = "NIXL"
+    """What moves KV from P to D."""
+    hardware = HARDWARE
+    poll_interval_seconds = 1.0
 
     def __init__(
         self,
         run_dir: Path,
         cache_dir: Path,
-        specs: Sequence[models.ModelSpec] = (models.SMALL, models.LARGE),
+        specs: Sequence[Model] = (models.SMALL, models.LARGE),
         progress: Progress | None = None,
         mode: Mode = Mode.DISAGGREGATED,
         stock: bool = False,
+        speed: float = 1.0,
     ) -> None:
         self.run_dir = run_dir
         self.cache_dir = cache_dir
         self.specs = tuple(specs)
         self.mode = mode
         self.stock = stock
+        self.speed = speed
         # Engines with the plugin are told at their start where controllers are found.
         self.controller_address = ""
-        self.commands: dict[str, EngineCommand] = {}
+        self.commands: dict[str, EngineCommand | EmulatedEngine] = {}
         self._engines: dict[str, ManagedProcess] = {}
         self._progress = progress or (lambda line: None)
         self._http: aiohttp.ClientSession | None = None
@@ -107,7 +126,7 @@ class Cluster:
     ) -> None:
         await self._close()
 
-    def engine(self, model: str, role: Role) -> EngineCommand:
+    def engine(self, model: str, role: Role) -> EngineCommand | EmulatedEngine:
         """The engine of a model and role."""
         return next(c for c in self.commands.values() if c.served_name == model and c.role is role)
 
@@ -130,10 +149,9 @@ class Cluster:
         metrics_port, gateway_port = free_ports(2)
         config = self.run_dir / f"{name}-controller.yaml"
         config.write_text(yaml.safe_dump(self._controller_config(metrics_port, approach)))
-        program = [sys.executable, "-c", "from pd_shadow.cli.main import main; main()"]
         controller = ManagedProcess(
             f"{name} controller",
-            [*program, "serve", "controller", "--config", str(config)],
+            [*PROGRAM, "serve", "controller", "--config", str(config)],
             {},
             self.run_dir / f"{name}-controller.log",
             f"http://{HOST}:{metrics_port}/metrics",
@@ -142,7 +160,7 @@ class Cluster:
         gateway_url = f"http://{HOST}:{gateway_port}"
         gateway = ManagedProcess(
             f"{name} gateway",
-            [*program, "serve", "gateway", "--controller", address, "--listen", f"{HOST}:{gateway_port}"],
+            [*PROGRAM, "serve", "gateway", "--controller", address, "--listen", f"{HOST}:{gateway_port}"],
             {},
             self.run_dir / f"{name}-gateway.log",
             f"{gateway_url}/ready",
@@ -191,11 +209,12 @@ class Cluster:
         *ports, controller_port = free_ports(2 * len(roles) * len(self.specs) + 1)
         self.controller_address = f"{HOST}:{controller_port}"
         folders = {}
-        for spec in self.specs:
+        specs = [spec for spec in self.specs if isinstance(spec, models.ModelSpec)]
+        for spec in specs:
             folders[spec.name] = await asyncio.to_thread(models.build, spec, self.cache_dir)
             self._progress(f"{spec.name} built")
         for role in roles:
-            for spec in self.specs:
+            for spec in specs:
                 name = f"{spec.name}-{role}"
                 port = ports.pop()
                 command = EngineCommand(
@@ -252,11 +271,11 @@ class Cluster:
                         "model": command.served_name,
                         "role": str(command.role),
                         "url": command.url,
-                        "hardware": HARDWARE,
+                        "hardware": self.hardware,
                     }
                     for name, command in self.commands.items()
                 ],
-                "poll_interval_seconds": 1.0,
+                "poll_interval_seconds": self.poll_interval_seconds,
             },
             "shadow": {"approach": str(approach)},
         }
@@ -270,6 +289,43 @@ class Cluster:
         await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
         if self._http is not None:
             await self._http.close()
+
+
+class EmulatedCluster(Cluster):
+    """The same cluster of emulated engines, each a process of its own on hardware of its own."""
+
+    kv_transfer = TimedLink.name
+    hardware = ""
+    poll_interval_seconds = 0.25
+
+    async def _prepare(self) -> None:
+        roles = ROLES[self.mode]
+        *ports, controller_port = free_ports(len(roles) * len(self.specs) + 1)
+        self.controller_address = f"{HOST}:{controller_port}"
+        for role in roles:
+            for spec in self.specs:
+                name = f"{spec.name}-{role}"
+                config = {
+                    "name": name,
+                    "model": spec.name,
+                    "role": role.value,
+                    "host": HOST,
+                    "port": ports.pop(),
+                    "speed": self.speed,
+                    "block_size": emulated.BLOCK_SIZE,
+                    **({"plugin": None} if self.stock else {}),
+                }
+                file = self.run_dir / f"{name}.yaml"
+                file.write_text(yaml.safe_dump({"controller": self.controller_address, "engines": [config]}))
+                command = EmulatedEngine.model_validate(config)
+                self.commands[name] = command
+                self._engines[name] = ManagedProcess(
+                    name,
+                    [*PROGRAM, "serve", "engine", "--emulated", "--config", str(file)],
+                    {},
+                    self.run_dir / f"{name}.log",
+                    f"{command.url}/health",
+                )
 
 
 def free_ports(count: int) -> list[int]:

@@ -10,9 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pd_shadow.demo import report
-from pd_shadow.demo.cluster import ROLES, Cluster, Mode
-from pd_shadow.demo.models import LARGE, SMALL
+from pd_shadow.demo import emulated, models, report
+from pd_shadow.demo.cluster import ROLES, Cluster, EmulatedCluster, Engines, Mode, Model
 from pd_shadow.demo.replay import CONCURRENT_SESSIONS, Replay, Run
 from pd_shadow.demo.traffic import REQUESTS_PER_SECOND
 from pd_shadow.demo.workload import SCALE, Session, build_sessions
@@ -34,6 +33,9 @@ class Plan:
 
     sessions: int = 4
     seed: int = 1
+    engines: Engines = Engines.EMULATED
+    # Of emulated time.
+    speed: float = emulated.SPEED
     mode: Mode = Mode.DISAGGREGATED
     # Of the second run; the first is cold.
     approach: Approach = DEFAULT
@@ -51,45 +53,59 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
     Raises ProcessDiedError when a process does not come up or ends, RuntimeError when a warm-up call fails.
     """
     started = time.monotonic()
-    sessions = build_sessions(plan.sessions, plan.seed, SMALL.name, LARGE.name)
+    of_vllm = plan.engines is Engines.VLLM
+    specs: tuple[Model, ...] = (models.SMALL, models.LARGE) if of_vllm else (emulated.SMALL, emulated.LARGE)
+    cluster_of = Cluster if of_vllm else EmulatedCluster
+    stretch = 1.0 if of_vllm else emulated.STRETCH
+    rate = REQUESTS_PER_SECOND if of_vllm else emulated.REQUESTS_PER_SECOND
+    concurrent = CONCURRENT_SESSIONS if of_vllm else emulated.CONCURRENT_SESSIONS
+    small, large = (spec.name for spec in specs)
+    sessions = build_sessions(plan.sessions, plan.seed, small, large, stretch)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )  # fmt: skip
-    specs = (SMALL, LARGE)
     engines = len(specs) * len(ROLES[plan.mode])
     with Progress(*columns, console=console) as progress:
-        # Models are built first, and count too.
-        boot = progress.add_task(f"Starting {engines} vLLM engines", total=len(specs) + engines)
-        async with Cluster(
+        # vLLM's models are built first, and count too.
+        built = len(specs) if of_vllm else 0
+        boot = progress.add_task(f"Starting {engines} {plan.engines} engines", total=built + engines)
+        async with cluster_of(
             run_dir,
             cache_dir,
             specs,
             progress=lambda line: progress.advance(boot) if not line.startswith("control") else None,
             mode=plan.mode,
             stock=plan.stock,
+            speed=1.0 if of_vllm else plan.speed,
         ) as cluster:
             boot_seconds = time.monotonic() - started
             bar = progress.add_task("Calls", total=2 * sum(len(session.steps) for session in sessions))
             runs = {}
             for name, approach in (("cold", Approach.NO_SHADOW), ("shadow", plan.approach)):
                 progress.update(bar, description=f"Calls, {name} run")
-                runs[name] = await _one_run(
-                    cluster, sessions, plan.seed, approach, f"control-{name}", lambda: progress.advance(bar)
-                )
+                async with cluster.control_plane(approach, f"control-{name}") as plane:
+                    replay = Replay.over(
+                        cluster, plane, f"control-{name}", lambda: progress.advance(bar), rate=rate,
+                        concurrent=concurrent,
+                    )  # fmt: skip
+                    runs[name] = await _one_run(cluster, replay, sessions, plan.seed, f"control-{name}")
     figures = report.build(
         runs["cold"],
         runs["shadow"],
         seed=plan.seed,
         specs=specs,
         mode=plan.mode,
+        engines=plan.engines,
+        kv_transfer=cluster.kv_transfer,
         config={
             **asdict(plan),
             # At request level Harvest and Harvest-SLO are one and the same rule.
             "shadow_admission": "request level, stock engines" if plan.stock else "iteration level, engine plugin",
-            "length_scale": f"1/{SCALE}",
-            "concurrent_sessions": CONCURRENT_SESSIONS,
-            "normal_requests_per_second_per_model": REQUESTS_PER_SECOND,
+            "length_scale": f"1/{SCALE / stretch:g}",
+            "concurrent_sessions": concurrent,
+            "normal_requests_per_second_per_model": rate,
+            "speed": cluster.speed,
         },
     )
     figures["boot_seconds"] = round(boot_seconds, 1)
@@ -100,21 +116,17 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
     return figures
 
 
-async def _one_run(
-    cluster: Cluster, sessions: list[Session], seed: int, approach: Approach, name: str, on_call: Any
-) -> Run:
-    async with cluster.control_plane(approach, name) as plane:
-        replay = Replay.over(cluster, plane, name, on_call)
-        await replay.warm_up()
-        try:
-            result = await replay.run(sessions, seed)
-        except ExceptionGroup as several:
-            cluster.check()
-            raise RuntimeError(f"the {name} run broke off: {several.exceptions[0]!r}") from several
+async def _one_run(cluster: Cluster, replay: Replay, sessions: list[Session], seed: int, name: str) -> Run:
+    await replay.warm_up()
+    try:
+        result = await replay.run(sessions, seed)
+    except ExceptionGroup as several:
         cluster.check()
-        with (cluster.run_dir / f"{name}-calls.jsonl").open("w") as lines:
-            lines.writelines(json.dumps(call.summary()) + "\n" for call in result.calls)
-        return result
+        raise RuntimeError(f"the {name} run broke off: {several.exceptions[0]!r}") from several
+    cluster.check()
+    with (cluster.run_dir / f"{name}-calls.jsonl").open("w") as lines:
+        lines.writelines(json.dumps(call.summary()) + "\n" for call in result.calls)
+    return result
 
 
 def default_cache_dir() -> Path:

@@ -61,6 +61,11 @@ class ModelSpec(Config):
     max_model_len: int = 16384
     seed: int = 0
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers, float32."""
+        return 2 * 4 * self.layers * self.kv_heads * self.head_dim
+
 
 SMALL = ModelSpec(
     name="demo-small",

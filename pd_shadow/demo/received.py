@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from pd_shadow.demo.models import ModelSpec
-
-BYTES_PER_FLOAT = 4
 _SAMPLE = re.compile(r"^vllm:nixl_bytes_transferred_(sum|count)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -38,13 +35,8 @@ def parse(metrics: str) -> Reading:
     return Reading(int(found["count"]), found["sum"])
 
 
-def tokens_between(before: Reading, after: Reading, spec: ModelSpec) -> int | None:
+def tokens_between(before: Reading, after: Reading, bytes_per_token: int) -> int | None:
     """Tokens received between two readings; None when more than one transfer ended in between."""
     if after.transfers - before.transfers > 1:
         return None
-    return round((after.bytes - before.bytes) / kv_bytes_per_token(spec))
-
-
-def kv_bytes_per_token(spec: ModelSpec) -> int:
-    """Keys and values of all layers, float32."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * BYTES_PER_FLOAT
+    return round((after.bytes - before.bytes) / bytes_per_token)

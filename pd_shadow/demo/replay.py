@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -14,10 +14,9 @@ from pd_shadow.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pd_shadow.common.grpc_options import CLIENT_OPTIONS
 from pd_shadow.demo import received, traffic
 from pd_shadow.demo.client import Answer, chat
-from pd_shadow.demo.cluster import Cluster, ControlPlane
-from pd_shadow.demo.models import ModelSpec
+from pd_shadow.demo.cluster import Cluster, ControlPlane, Model
 from pd_shadow.demo.workload import Session
-from pd_shadow.engine.vllm.settings import Role
+from pd_shadow.engine.settings import Role
 
 ANSWER_TOKENS = 24
 CONCURRENT_SESSIONS = 1
@@ -63,7 +62,9 @@ class Run:
 class Replay:
     """One run over one control plane. `cache_salt` keeps it from hitting what another run left in the engines.
 
-    `decode_urls` are those of the models whose D instance tells what it received.
+    `decode_urls` are those of the models whose D instance tells what it received. `speed` is that of the engines' time:
+    gaps and arrivals are as much shorter, and times are told in it. `rate` is normal requests per second and model,
+    `concurrent` sessions run at a time.
     """
 
     def __init__(
@@ -71,9 +72,13 @@ class Replay:
         gateway_url: str,
         controller_address: str,
         decode_urls: Mapping[str, str],
-        specs: Mapping[str, ModelSpec],
+        specs: Mapping[str, Model],
         cache_salt: str,
         on_call: Callable[[], None] = lambda: None,
+        *,
+        speed: float = 1.0,
+        rate: float = traffic.REQUESTS_PER_SECOND,
+        concurrent: int = CONCURRENT_SESSIONS,
     ) -> None:
         self._gateway_url = gateway_url
         self._controller_address = controller_address
@@ -81,10 +86,20 @@ class Replay:
         self._specs = specs
         self._salt = cache_salt
         self._on_call = on_call
+        self._speed = speed
+        self._rate = rate
+        self._concurrent = concurrent
 
     @classmethod
     def over(
-        cls, cluster: Cluster, plane: ControlPlane, cache_salt: str, on_call: Callable[[], None] = lambda: None
+        cls,
+        cluster: Cluster,
+        plane: ControlPlane,
+        cache_salt: str,
+        on_call: Callable[[], None] = lambda: None,
+        *,
+        rate: float = traffic.REQUESTS_PER_SECOND,
+        concurrent: int = CONCURRENT_SESSIONS,
     ) -> "Replay":
         """A replay over all models of a running cluster."""
         decodes = [command for command in cluster.commands.values() if command.role is Role.DECODE]
@@ -95,6 +110,9 @@ class Replay:
             specs={spec.name: spec for spec in cluster.specs},
             cache_salt=cache_salt,
             on_call=on_call,
+            speed=cluster.speed,
+            rate=rate,
+            concurrent=concurrent,
         )
 
     async def warm_up(self) -> None:
@@ -126,7 +144,7 @@ class Replay:
             async with asyncio.TaskGroup() as background:
                 background.create_task(self._normal(http, seed, run, over))
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(CONCURRENT_SESSIONS):
+                    for _ in range(self._concurrent):
                         group.create_task(worker())
                 over.set()
             run.seconds = time.perf_counter() - started
@@ -140,18 +158,20 @@ class Replay:
         headers = {"X-Session-ID": session.name, "X-Task": session.task}
         previous = ""
         for number, step in enumerate(session.steps):
-            await asyncio.sleep(step.gap_seconds)
+            await asyncio.sleep(step.gap_seconds / self._speed)
             messages.append({"role": "user", "content": step.content})
             is_switch = previous not in ("", step.model)
             before = covered = None
             if is_switch and step.model in self._decode_urls:
                 before = await received.read(http, self._decode_urls[step.model])
                 covered = await _tokens_on_decode(admin, session.name, step.model)
-            answer = await chat(http, self._gateway_url, step.model, messages, ANSWER_TOKENS, self._salt, headers)
+            answer = self._timed(
+                await chat(http, self._gateway_url, step.model, messages, ANSWER_TOKENS, self._salt, headers)
+            )
             got = None
             if before is not None and not answer.error:
                 after = await received.read(http, self._decode_urls[step.model])
-                got = received.tokens_between(before, after, self._specs[step.model])
+                got = received.tokens_between(before, after, self._specs[step.model].kv_bytes_per_token)
             uncovered = None if covered is None else max(0, answer.prompt_tokens - covered)
             run.calls.append(Call(session.name, number, step.model, is_switch, answer, got, uncovered))
             self._on_call()
@@ -166,19 +186,23 @@ class Replay:
 
         async def one(request: traffic.NormalRequest) -> None:
             messages = [{"role": "user", "content": request.prompt}]
-            run.normal[request.number] = await chat(
-                http, self._gateway_url, request.model, messages, request.max_tokens, self._salt
+            run.normal[request.number] = self._timed(
+                await chat(http, self._gateway_url, request.model, messages, request.max_tokens, self._salt)
             )
 
         async with asyncio.TaskGroup() as group:
-            for request in traffic.requests(seed, list(self._specs)):
-                wait = started + request.at_seconds - time.perf_counter()
+            for request in traffic.requests(seed, list(self._specs), self._rate):
+                wait = started + request.at_seconds / self._speed - time.perf_counter()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, wait)):
                         await over.wait()
                 if over.is_set():
                     return
                 group.create_task(one(request))
+
+    def _timed(self, answer: Answer) -> Answer:
+        """The answer with its times in the engines' time."""
+        return replace(answer, ttft=answer.ttft * self._speed, tpot=answer.tpot * self._speed)
 
 
 async def _tokens_on_decode(admin: "admin_pb2_grpc.AdminServiceAsyncStub", session: str, model: str) -> int | None:

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from pd_shadow.common.figures import as_count, as_ms, as_percent, percentile, spread, versions
 from pd_shadow.demo.client import Answer
-from pd_shadow.demo.cluster import Mode
-from pd_shadow.demo.models import ModelSpec
+from pd_shadow.demo.cluster import Engines, Mode, Model
 from pd_shadow.demo.replay import Call, Run
 
 LONG_CONTEXT_TOKENS = 4096
@@ -33,11 +32,19 @@ CAVEATS = {
         "weights.",
     ),
 }
+EMULATED_CAVEATS = (
+    "What it shows: gateway, controller, scheduling, prefix cache, shadow class and handoff are at work, and both runs "
+    "ask the same calls; tokens are made from the KV that an engine holds, so that equal token ids mean that moved and "
+    "reused KV is the KV a cold prefill would have made.",
+    "What it cannot show: engines are emulated. No model runs, iterations last as a latency model fitted to H100 "
+    "kernels says, and the time that this machine needs for HTTP and JSON counts as often as emulated time is faster. "
+    "make demo ENGINE=vllm runs real engines.",
+)
 _NOTHING_MOVES = "one engine computes a prompt and generates: no KV moves between engines"
 LEFT_OUT: dict[Mode, dict[str, str]] = {
     Mode.DISAGGREGATED: {},
     Mode.COLOCATED: dict.fromkeys(
-        ("handed_off", "recomputed", "d_received_tokens_at_switch", "ledger.pushed"), _NOTHING_MOVES
+        ("kv_transfer", "handed_off", "recomputed", "d_received_tokens_at_switch", "ledger.pushed"), _NOTHING_MOVES
     ),
 }
 
@@ -47,9 +54,11 @@ def build(
     shadow: Run,
     *,
     seed: int,
-    specs: Sequence[ModelSpec],
+    specs: Sequence[Model],
     config: dict[str, Any],
     mode: Mode = Mode.DISAGGREGATED,
+    engines: Engines = Engines.VLLM,
+    kv_transfer: str = "NIXL",
 ) -> dict[str, Any]:
     """The figures, ready for JSON. Times in seconds, lengths in tokens, shares and reductions as fractions.
 
@@ -57,6 +66,7 @@ def build(
     """
     ledger = shadow.ledger.shadow
     figures: dict[str, Any] = {
+        "engine": str(engines),
         "mode": str(mode),
         "switch_ttft_s": _pair(cold, shadow, lambda run: spread(c.answer.ttft for c in long_switches(run))),
         "switch_ttft_reduction": reduction(long_switches(cold), long_switches(shadow)),
@@ -100,7 +110,8 @@ def build(
         "config": config,
         "models": [spec.model_dump(exclude={"chat_template", "special_tokens"}) for spec in specs],
         "versions": versions(),
-        "caveats": list(CAVEATS[mode]),
+        "caveats": list(EMULATED_CAVEATS if engines is Engines.EMULATED else CAVEATS[mode]),
+        "kv_transfer": kv_transfer,
         "left_out": LEFT_OUT[mode],
     }
     for path in LEFT_OUT[mode]:
@@ -147,7 +158,7 @@ def paired_reduction(cold: Sequence[Call], shadow: Sequence[Call]) -> float | No
     return round(statistics.median(shares), 4) if shares else None
 
 
-def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> tuple[float, float] | None:
+def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> list[float] | None:
     """95 % bootstrap interval of `reduction`, drawing switch calls that both runs have; None without pairs."""
     after = {(call.session, call.number): call for call in shadow}
     pairs = [(call, after[key]) for call in cold if (key := (call.session, call.number)) in after]
@@ -159,7 +170,7 @@ def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> tuple[fl
         sample = rng.choices(pairs, k=len(pairs))
         drawn.append(reduction([before for before, _ in sample], [warm for _, warm in sample]) or 0.0)
     drawn.sort()
-    return percentile(drawn, 2.5), percentile(drawn, 97.5)
+    return [round(percentile(drawn, share), 4) for share in (2.5, 97.5)]
 
 
 def hit_rate(calls: Sequence[Call]) -> float | None:
@@ -183,6 +194,13 @@ def tokens_compared(cold: Run, shadow: Run) -> int:
 
 def render(figures: dict[str, Any], console: Console) -> None:
     """The side-by-side table and what it is worth."""
+    if figures["engine"] == Engines.EMULATED:
+        moves = f"; KV moves over: {figures['kv_transfer']}" if "kv_transfer" in figures else ""
+        console.print(
+            f"Engines are EMULATED ({', '.join(model['name'] for model in figures['models'])}; H100 latencies){moves}. "
+            f"Times are emulated time, which ran {figures['config'].get('speed', 1):g} times as fast.",
+            style="bold",
+        )
     table = Table(title="Same sessions, same engines", title_justify="left")
     table.add_column("")
     for column in ("cold", "shadow", ""):

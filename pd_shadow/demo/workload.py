@@ -60,8 +60,8 @@ class Session:
         return sum(a.model != b.model for a, b in zip(self.steps, self.steps[1:], strict=False))
 
 
-def build_sessions(count: int, seed: int, small: str, large: str) -> list[Session]:
-    """`count` sessions over the models named `small` and `large`.
+def build_sessions(count: int, seed: int, small: str, large: str, stretch: float = 1.0) -> list[Session]:
+    """`count` sessions over the models named `small` and `large`; all lengths times `stretch`.
 
     Each takes consecutive queries of one coding task and sends every query to the model with the higher score per cost.
     Sessions that stay on one model are passed over: they would show nothing here.
@@ -75,9 +75,9 @@ def build_sessions(count: int, seed: int, small: str, large: str) -> list[Sessio
         steps: list[Step] = []
         context = 0.0
         for large_wins in decisions:
-            tokens = _step_tokens(rng) if steps else _first_tokens(rng)
+            tokens = stretch * (_step_tokens(rng) if steps else _first_tokens(rng))
             context += tokens
-            if context > CONTEXT_CAP_TOKENS:
+            if context > stretch * CONTEXT_CAP_TOKENS:
                 break
             gap = rng.lognormvariate(math.log(GAP_MEDIAN_SECONDS), GAP_SIGMA)
             low, high = GAP_LIMITS_SECONDS

@@ -1,1 +1,1 @@
-"""Engine adapters, one folder per engine."""
+"""Engine adapters, one folder per engine; here, what they share: settings, tags, shadow legs, the Attach stream."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pd_shadow.common.credential_files import CredentialFile, OnStale, Watched
 from pd_shadow.common.tokens import checked, fingerprint, token_lines
-from pd_shadow.engine.vllm import session_tag
+from pd_shadow.engine import session_tag
 
 FIELD = "api_keys_file"
 

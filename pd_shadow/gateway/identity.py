@@ -8,7 +8,7 @@ from typing import Any
 
 from pd_shadow.api.v1 import common_pb2
 from pd_shadow.common.tokens import bearer
-from pd_shadow.engine.vllm import session_tag
+from pd_shadow.engine import session_tag
 from pd_shadow.gateway.api_keys import ApiKeys
 from pd_shadow.gateway.openai_errors import ApiError
 

@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from pd_shadow.api.v1 import common_pb2
-from pd_shadow.engine.vllm import session_tag, tags
+from pd_shadow.engine import session_tag, tags
 
 Json = dict[str, Any]
 

@@ -18,7 +18,7 @@ from pd_shadow.api.v1 import admin_pb2, common_pb2, placement_pb2
 from pd_shadow.demo import models, report
 from pd_shadow.demo.cluster import Cluster, Mode
 from pd_shadow.demo.replay import Replay
-from pd_shadow.engine.vllm.settings import Role
+from pd_shadow.engine.settings import Role
 from pd_shadow.policy.approach import DEFAULT, Approach
 from tests.e2e.conftest import System, running_cluster
 from tests.e2e.test_demo import SEED, shortest_session

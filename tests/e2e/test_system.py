@@ -13,7 +13,7 @@ import pytest
 
 from pd_shadow.api.v1 import admin_pb2, common_pb2, placement_pb2
 from pd_shadow.demo import models
-from pd_shadow.engine.vllm.settings import Role
+from pd_shadow.engine.settings import Role
 from tests.e2e.conftest import System
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]

@@ -8,9 +8,10 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from pd_shadow.common.config import Config, ConfigError
-from pd_shadow.engine.vllm import cpu_rig, host_tier, settings
+from pd_shadow.engine import settings
+from pd_shadow.engine.settings import PluginSettings, Role
+from pd_shadow.engine.vllm import cpu_rig, host_tier
 from pd_shadow.engine.vllm.host_tier import HostTierSettings
-from pd_shadow.engine.vllm.settings import PluginSettings, Role
 
 KV_ROLES: Mapping[Role, str] = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 SCHEDULER = "pd_shadow.engine.vllm.scheduler.ShadowScheduler"

@@ -23,20 +23,20 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutp
 from vllm.v1.request import RequestStatus
 
 from pd_shadow.common.config import ConfigError
-from pd_shadow.engine.vllm import compat, settings, shadow_blocks
-from pd_shadow.engine.vllm.attachment import Attachment
-from pd_shadow.engine.vllm.directives import Directive, DropSession, PauseShadow, ResumeShadow, SetLimits
-from pd_shadow.engine.vllm.jobs import Job, JobQueue, LegEnd
-from pd_shadow.engine.vllm.settings import PluginSettings, Role
-from pd_shadow.engine.vllm.snapshot import EngineFacts, EngineSnapshot
-from pd_shadow.engine.vllm.steps import StepLog, StepRecord
-from pd_shadow.engine.vllm.tags import RESULT, CallTag, LegKind, call_tag, shadow_tag
+from pd_shadow.engine import settings
+from pd_shadow.engine.attachment import Attachment
+from pd_shadow.engine.controllers import DEFAULTS, iteration_controller
+from pd_shadow.engine.directives import Directive, DropSession, PauseShadow, ResumeShadow, SetLimits
+from pd_shadow.engine.jobs import Job, JobQueue, LegEnd
+from pd_shadow.engine.settings import PluginSettings, Role
+from pd_shadow.engine.snapshot import EngineFacts, EngineSnapshot
+from pd_shadow.engine.steps import StepLog, StepRecord
+from pd_shadow.engine.tags import RESULT, CallTag, LegKind, call_tag, shadow_tag
+from pd_shadow.engine.vllm import compat, shadow_blocks
 from pd_shadow.perf.online import OnlineLatency, StepWork
 from pd_shadow.policy.approach import EngineController
 from pd_shadow.policy.base import Batch, Budget, Iteration, IterationController, RunningRequest, StepReason
-from pd_shadow.policy.credit import CreditController
-from pd_shadow.policy.prefill_window import PrefillWindowController
-from pd_shadow.policy.slack import Grant, SlackController, grant, slack
+from pd_shadow.policy.slack import Grant, grant, slack
 
 # Jobs that share one step: the first, and one more for what the first leaves of the grant.
 JOBS_PER_STEP = 2
@@ -148,7 +148,7 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
         self._groups = len(self.kv_cache_config.kv_cache_groups)
         self._stock_allocate_slots = self.kv_cache_manager.allocate_slots
         self.kv_cache_manager.allocate_slots = self._allocate_slots
-        self.use_controller(self.plugin.controller or _default_controller(self.role))
+        self.use_controller(self.plugin.controller or DEFAULTS[self.role])
         self._steps: deque[Step] = deque()
         self._last_end = 0.0
         self._longest_chunk = self.plugin.minimum_tokens
@@ -179,18 +179,8 @@ class ShadowScheduler(Scheduler):  # type: ignore[misc]
 
     def use_controller(self, kind: EngineController) -> None:
         """Decide iterations by another controller from the next step on."""
-        plugin = self.plugin
         self._kind = kind
-        self.controller: IterationController | None
-        match kind:
-            case EngineController.HARVEST_SLO:
-                self.controller = SlackController(delta=plugin.routed_delta, beta=plugin.beta, margin=plugin.margin)
-            case EngineController.HARVEST:
-                self.controller = CreditController(delta=plugin.harvest_delta, beta=plugin.beta)
-            case EngineController.PREFILL_WINDOW:
-                self.controller = PrefillWindowController(window_seconds=plugin.window_seconds, margin=plugin.margin)
-            case EngineController.OFF | EngineController.EAGER:
-                self.controller = None
+        self.controller: IterationController | None = iteration_controller(kind, self.plugin)
 
     def _obey(self, directive: Directive) -> None:
         """Do what the controller wants."""
@@ -942,14 +932,6 @@ def _role_of(kv_transfer_config: Any) -> Role:
     if kv_transfer_config.is_kv_producer and kv_transfer_config.is_kv_consumer:
         return Role.COLOCATED
     return Role.PREFILL if kv_transfer_config.is_kv_producer else Role.DECODE
-
-
-def _default_controller(role: Role) -> EngineController:
-    return {
-        Role.PREFILL: EngineController.PREFILL_WINDOW,
-        Role.DECODE: EngineController.OFF,
-        Role.COLOCATED: EngineController.HARVEST_SLO,
-    }[role]
 
 
 def _nothing(reason: StepReason) -> Plan:

@@ -13,8 +13,8 @@ from pd_shadow.bench.modes import Mode
 from pd_shadow.bench.samples import Leg, Phase, Sample
 from pd_shadow.bench.slo import Isolated, Slo
 from pd_shadow.demo.models import SMALL
-from pd_shadow.engine.vllm.settings import SloSettings
-from pd_shadow.engine.vllm.steps import StepRecord
+from pd_shadow.engine.settings import SloSettings
+from pd_shadow.engine.steps import StepRecord
 from pd_shadow.policy.base import StepReason
 
 SLO = Slo(Isolated([(100, 0.02)], 0.002), SloSettings())

@@ -4,7 +4,7 @@ import pytest
 
 from pd_shadow.bench.samples import Leg, Phase, Sample
 from pd_shadow.bench.slo import Isolated, Slo
-from pd_shadow.engine.vllm.settings import SloSettings
+from pd_shadow.engine.settings import SloSettings
 
 SLOW = Isolated([(100, 0.3), (200, 0.5)], decode=0.008)
 FAST = Isolated([(100, 0.01), (200, 0.02)], decode=0.002)

@@ -7,7 +7,7 @@ import pytest
 
 from pd_shadow.bench import trace
 from pd_shadow.bench.samples import Phase
-from pd_shadow.engine.vllm.steps import StepLog, StepRecord
+from pd_shadow.engine.steps import StepLog, StepRecord
 from pd_shadow.policy.base import StepReason
 
 

@@ -1,6 +1,6 @@
 from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.common.reasons import label, labels
-from pd_shadow.engine.vllm.jobs import LegEnd
+from pd_shadow.engine.jobs import LegEnd
 from pd_shadow.policy.base import StepReason
 
 

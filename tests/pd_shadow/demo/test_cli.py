@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pd_shadow.cli.demo import MODES, demo
+from pd_shadow.cli.demo import ENGINES, MODES, demo
 from pd_shadow.demo import demo as whole
-from pd_shadow.demo.cluster import Mode
+from pd_shadow.demo.cluster import Engines, Mode
 from pd_shadow.demo.process import ProcessDiedError
 from pd_shadow.policy.approach import Approach
 
@@ -25,6 +25,8 @@ def test_help_has_examples_and_exit_codes() -> None:
         (["--engine", "gpu"], "'vllm'"),
         (["--json", "no/such/dir/f.json"], "is not a directory"),
         (["--mode", "split"], "'colocated'"),
+        (["--engine", "vllm", "--speed", "2"], "only with --engine emulated"),
+        (["--speed", "0"], "--speed"),
         (["--approach", "harvest-sol"], "did you mean 'harvest-slo'?"),
         (["--approach", "host-tier"], "it cannot run here"),
         (["--approach", "oracle"], "only the simulator runs it"),
@@ -37,15 +39,21 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "mode", "approach"),
+    ("arguments", "engines", "mode", "approach"),
     [
-        ([], Mode.DISAGGREGATED, Approach.HARVEST_SLO),
-        (["--mode", "colocated", "--approach", "predictive"], Mode.COLOCATED, Approach.PREDICTIVE),
-        (["--quick", "--approach", "eager"], Mode.DISAGGREGATED, Approach.EAGER),
+        ([], Engines.EMULATED, Mode.DISAGGREGATED, Approach.HARVEST_SLO),
+        (["--engine", "vllm"], Engines.VLLM, Mode.DISAGGREGATED, Approach.HARVEST_SLO),
+        (["--mode", "colocated", "--approach", "predictive"], Engines.EMULATED, Mode.COLOCATED, Approach.PREDICTIVE),
+        (["--quick", "--approach", "eager"], Engines.EMULATED, Mode.DISAGGREGATED, Approach.EAGER),
     ],
 )
-def test_mode_and_approach_reach_the_plan(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], mode: Mode, approach: Approach
+def test_engines_mode_and_approach_reach_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    engines: Engines,
+    mode: Mode,
+    approach: Approach,
 ) -> None:
     plans: list[whole.Plan] = []
 
@@ -55,12 +63,13 @@ def test_mode_and_approach_reach_the_plan(
 
     monkeypatch.setattr(whole, "run", seen)
     assert CliRunner().invoke(demo, [*arguments, "--keep-logs", str(tmp_path)]).exit_code == 1
-    assert [(plan.mode, plan.approach) for plan in plans] == [(mode, approach)]
+    assert [(plan.engines, plan.mode, plan.approach) for plan in plans] == [(engines, mode, approach)]
 
 
 def test_the_help_names_every_mode_and_approach() -> None:
     text = " ".join(CliRunner().invoke(demo, ["--help"]).output.split())
     assert set(MODES) == set(Mode)
+    assert set(ENGINES) == set(Engines)
     assert "no-shadow, harvest, harvest-slo, predictive or eager" in text
     assert {approach.value for approach in whole.APPROACHES} == {
         "no-shadow", "harvest", "harvest-slo", "predictive", "eager"

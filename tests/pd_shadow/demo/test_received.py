@@ -3,7 +3,7 @@
 import pytest
 
 from pd_shadow.demo.models import SMALL
-from pd_shadow.demo.received import Reading, kv_bytes_per_token, parse, tokens_between
+from pd_shadow.demo.received import Reading, parse, tokens_between
 
 PAGE = """\
 # TYPE vllm:nixl_bytes_transferred histogram
@@ -21,5 +21,5 @@ def test_totals_are_read_and_default_to_zero() -> None:
 
 @pytest.mark.parametrize(("transfers", "tokens"), [(0, 0), (1, 256), (2, None)])
 def test_only_a_single_transfer_is_the_calls_own(transfers: int, tokens: int | None) -> None:
-    moved = 0 if tokens == 0 else 256 * kv_bytes_per_token(SMALL)
-    assert tokens_between(Reading(5, 10.0), Reading(5 + transfers, 10.0 + moved), SMALL) == tokens
+    moved = 0 if tokens == 0 else 256 * SMALL.kv_bytes_per_token
+    assert tokens_between(Reading(5, 10.0), Reading(5 + transfers, 10.0 + moved), SMALL.kv_bytes_per_token) == tokens

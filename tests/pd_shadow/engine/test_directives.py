@@ -3,7 +3,7 @@ import pytest
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.common.config import ConfigError
-from pd_shadow.engine.vllm.directives import (
+from pd_shadow.engine.directives import (
     DROPS_KEPT,
     Directives,
     DropSession,
@@ -12,7 +12,7 @@ from pd_shadow.engine.vllm.directives import (
     SetLimits,
     directive,
 )
-from pd_shadow.engine.vllm.settings import PluginSettings
+from pd_shadow.engine.settings import PluginSettings
 from pd_shadow.policy.approach import EngineController
 
 

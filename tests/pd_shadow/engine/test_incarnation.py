@@ -3,7 +3,7 @@ import multiprocessing
 from prometheus_client import REGISTRY, generate_latest
 
 from controller.discovery import vllm_metrics
-from pd_shadow.engine.vllm.incarnation import incarnation
+from pd_shadow.engine.incarnation import incarnation
 
 ENGINE = """\
 vllm:num_requests_running 0.0

@@ -1,4 +1,4 @@
-from pd_shadow.engine.vllm.outbox import Coverage, News, Outbox
+from pd_shadow.engine.outbox import Coverage, News, Outbox
 
 
 def test_the_newest_coverage_of_a_session_wins_and_goes_out_once() -> None:

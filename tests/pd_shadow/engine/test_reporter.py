@@ -29,14 +29,14 @@ from controller.server.plane import Plane
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import engine_pb2 as pb
 from pd_shadow.api.v1 import engine_pb2_grpc
+from pd_shadow.common.backoff import Backoff
 from pd_shadow.common.config import ConfigError
 from pd_shadow.common.tls import ClientTls
-from pd_shadow.engine.vllm.backoff import Backoff
-from pd_shadow.engine.vllm.directives import DropSession, PauseShadow, ResumeShadow, SetLimits
-from pd_shadow.engine.vllm.outbox import PENDING
-from pd_shadow.engine.vllm.reporter import REFUSED_SECONDS, Reporter, is_serving
-from pd_shadow.engine.vllm.settings import ReporterSettings, Role
-from pd_shadow.engine.vllm.snapshot import EngineFacts, EngineSnapshot
+from pd_shadow.engine.directives import DropSession, PauseShadow, ResumeShadow, SetLimits
+from pd_shadow.engine.outbox import PENDING
+from pd_shadow.engine.reporter import REFUSED_SECONDS, Reporter, is_serving
+from pd_shadow.engine.settings import ReporterSettings, Role
+from pd_shadow.engine.snapshot import EngineFacts, EngineSnapshot
 from pd_shadow.policy.base import StepReason
 from tests.credentials import chain, issue, trust, write
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pd_shadow.engine.vllm import session_tag
+from pd_shadow.engine import session_tag
 
 printable = st.characters().filter(str.isprintable)
 names = st.tuples(st.text(printable, max_size=128), st.text(printable, min_size=1, max_size=256))

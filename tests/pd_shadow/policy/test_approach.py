@@ -1,6 +1,6 @@
 import pytest
 
-from pd_shadow.engine.vllm.settings import PluginSettings
+from pd_shadow.engine.settings import PluginSettings
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, EngineController, for_engines, named
 
 

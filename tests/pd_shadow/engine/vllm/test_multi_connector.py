@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pd_shadow.demo.cluster import free_ports
-from pd_shadow.engine.vllm import tags
+from pd_shadow.engine import tags
 from pd_shadow.engine.vllm.host_tier import HostTierSettings, beside_nixl
 from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, SteppedEngine, in_fresh_process, prompt
 

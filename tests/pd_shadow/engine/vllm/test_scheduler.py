@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pd_shadow.engine.vllm.settings import PluginSettings
+from pd_shadow.engine.settings import PluginSettings
 from pd_shadow.perf.online import OnlineLatency
 from tests.pd_shadow.engine.vllm.shadowed import AHEAD, CONNECTOR, Clock, ShadowedEngine, decoding, result_of, run
 from tests.pd_shadow.engine.vllm.stepping import BLOCK_SIZE, prompt

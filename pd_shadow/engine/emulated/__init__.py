@@ -1,0 +1,1 @@
+"""An OpenAI-compatible engine in real time: real scheduling, prefix cache and P/D handoff, emulated iterations."""

@@ -1,0 +1,1 @@
+"""Measures the transfer path of this machine: two processes, real transports, and the machine's own limits beside."""
