@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pd_shadow.common.config import Config
 from pd_shadow.common.logs import LogFormat
 from pd_shadow.common.tls import ServerTls
+from pd_shadow.common.tracing import TracingConfig
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, named
 from transfer.chunks import CHUNK_TOKENS
 
@@ -214,6 +215,8 @@ class ControllerConfig(Config):
     discovery: DiscoveryConfig = DiscoveryConfig()
     shadow: ShadowConfig = ShadowConfig()
     limits: LimitsConfig = LimitsConfig()
+    # OpenTelemetry traces; unset for none.
+    tracing: TracingConfig | None = None
     election: ElectionConfig = ElectionConfig()
     # How long running RPCs may go on after SIGTERM.
     grace_seconds: Annotated[float, Field(ge=0)] = 5.0

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 
 from pd_shadow.common.config import Config
 from pd_shadow.common.tls import ClientTls, KeyPairFiles
+from pd_shadow.common.tracing import TracingConfig
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -78,6 +79,8 @@ class GatewayConfig(Config):
     tls: KeyPairFiles | None = None
     # Clients' bearer keys, one TENANT:KEY a line. Unset: everybody is served, as the tenant named in X-Tenant-ID.
     api_keys_file: Path | None = None
+    # OpenTelemetry traces; unset for none.
+    tracing: TracingConfig | None = None
     deadlines: Deadlines = Deadlines()
     caps: Caps = Caps()
     shadow: Shadow = Shadow()
