@@ -21,15 +21,15 @@ RESAMPLES = 2000
 """Of the bootstrap."""
 CAVEATS = {
     Mode.DISAGGREGATED: (
-        "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill "
-        "did; equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
+        "What it shows: both runs replay the same sessions on the same engines, so the difference is what shadow "
+        "prefill did; equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
         "What it cannot show: all engines share a few CPU cores, so shadow work here waits until none of them has "
         "normal work (on GPUs of their own it would also run beside the other model's calls), and still takes some "
         "time from its neighbours; the models are small with random weights, and NIXL moves KV through local memory.",
     ),
     Mode.COLOCATED: (
-        "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill "
-        "did; equal token ids mean that reused KV is the KV a cold prefill would have made.",
+        "What it shows: both runs replay the same sessions on the same engines, so the difference is what shadow "
+        "prefill did; equal token ids mean that reused KV is the KV a cold prefill would have made.",
         "What it cannot show: both engines share a few CPU cores, so shadow work here waits until the other one has "
         "no normal work; beside decodes of its own engine it runs, and slows them. The models are small with random "
         "weights.",
@@ -37,8 +37,8 @@ CAVEATS = {
 }
 EMULATED_CAVEATS = (
     "What it shows: gateway, controller, scheduling, prefix cache, shadow class and handoff are at work, and both runs "
-    "ask the same calls; tokens are made from the KV that an engine holds, so that equal token ids mean that moved and "
-    "reused KV is the KV a cold prefill would have made.",
+    "replay the same sessions; tokens are made from the KV that an engine holds, so that equal token ids mean that "
+    "moved and reused KV is the KV a cold prefill would have made.",
     "What it cannot show: engines are emulated. No model runs, iterations last as a latency model fitted to H100 "
     "kernels says, and the time that this machine needs for HTTP and JSON counts as often as emulated time is faster. "
     "make demo ENGINE=vllm runs real engines.",
