@@ -6,6 +6,7 @@ for a session the controller has not met it is NEW.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class _Asker:
         deadline_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        if deadline_seconds <= 0:
+        if not deadline_seconds > 0:
             raise ValueError(f"deadline_seconds: {deadline_seconds} must be greater than 0")
         self.access = ControllerAccess(controller, tls, token_file, on_stale=_stale)
         self.deadline_seconds = deadline_seconds
@@ -198,6 +199,12 @@ class AsyncWarmthClient:
             )
         except grpc.aio.AioRpcError as error:
             return self._asker.failed(error)
+        except asyncio.CancelledError:
+            # What gRPC raises too when the channel is closed under a question.
+            task = asyncio.current_task()
+            if not self._asker.closed or task is None or task.cancelling():
+                raise
+            return UNKNOWN
         return self._asker.answered(response)
 
     async def close(self) -> None:

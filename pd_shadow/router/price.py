@@ -50,6 +50,6 @@ class SwitchPrice:
         preferred = best(scores, current)
         chosen = min(costs, key=lambda model: (costs[model] - scores[model], model != current, model))
         target = chosen if chosen != current else preferred
-        # Two infinite costs have no difference.
-        extra = 0.0 if costs[target] == costs[current] else costs[target] - costs[current]
+        # Two infinite costs have no difference; that of a model without instances is infinite whatever staying costs.
+        extra = math.inf if math.isinf(costs[target]) else costs[target] - costs[current]
         return weighed(chosen, preferred, current, scores[target] - scores[current], extra, warmth.models[target])

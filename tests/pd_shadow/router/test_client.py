@@ -149,7 +149,7 @@ async def test_a_closed_client_knows_nothing(controller: Controller) -> None:
     assert await client.get("s", "t") == blocking.get("s", "t") == UNKNOWN
 
 
-async def test_a_question_under_way_survives_no_cancellation_of_its_caller() -> None:
+async def test_a_question_under_way_ends_with_its_caller_or_its_client() -> None:
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.set()
         await reader.read()
@@ -158,12 +158,20 @@ async def test_a_question_under_way_survives_no_cancellation_of_its_caller() -> 
     asked = asyncio.Event()
     async with await asyncio.start_server(swallow, "127.0.0.1", 0) as server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with AsyncWarmthClient(address, deadline_seconds=20) as client:
-            question = asyncio.create_task(client.get("s"))
-            await asked.wait()
-            question.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await question
+        client, blocking = AsyncWarmthClient(address, deadline_seconds=20), WarmthClient(address, deadline_seconds=20)
+        question = asyncio.create_task(client.get("s"))
+        await asked.wait()
+        question.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await question
+        # A closed client is no cancellation of who asked.
+        question = asyncio.create_task(client.get("s"))
+        asked.clear()
+        thread = asyncio.create_task(asyncio.to_thread(blocking.get, "s"))
+        await asked.wait()
+        await client.close()
+        blocking.close()
+        assert await question == await thread == UNKNOWN
 
 
 async def test_tls_and_tokens_are_the_controller_s(tmp_path: Path) -> None:
@@ -196,5 +204,6 @@ async def test_tls_and_tokens_are_the_controller_s(tmp_path: Path) -> None:
 def test_files_that_cannot_be_used_and_deadlines_of_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CredentialError, match="controller_token_file"):
         WarmthClient("127.0.0.1:1", token_file=tmp_path / "none")
-    with pytest.raises(ValueError, match="deadline_seconds"):
-        AsyncWarmthClient("127.0.0.1:1", deadline_seconds=0)
+    for seconds in (0, float("nan")):
+        with pytest.raises(ValueError, match="deadline_seconds"):
+            AsyncWarmthClient("127.0.0.1:1", deadline_seconds=seconds)
