@@ -47,9 +47,21 @@ class SwitchPrice:
             return own
         current = warmth.current_model
         costs = {model: self.cost(model, warmth.models[model]) for model in scores if model in warmth.models}
+
+        def extra(model: str) -> float:
+            """What a model costs more than staying; infinite without instances, whatever staying costs."""
+            if model == current:
+                return 0.0
+            return math.inf if math.isinf(costs[model]) else costs[model] - costs[current]
+
+        def rank(model: str) -> tuple[float, float, bool, str]:
+            # The second decides where nothing can be worse than staying.
+            net = scores[model] - scores[current] - extra(model)
+            return -net, costs[model] - scores[model], model != current, model
+
         preferred = best(scores, current)
-        chosen = min(costs, key=lambda model: (costs[model] - scores[model], model != current, model))
+        chosen = min(costs, key=rank)
         target = chosen if chosen != current else preferred
-        # Two infinite costs have no difference; that of a model without instances is infinite whatever staying costs.
-        extra = math.inf if math.isinf(costs[target]) else costs[target] - costs[current]
-        return weighed(chosen, preferred, current, scores[target] - scores[current], extra, warmth.models[target])
+        return weighed(
+            chosen, preferred, current, scores[target] - scores[current], extra(target), warmth.models[target]
+        )

@@ -91,6 +91,15 @@ def test_the_price_of_staying_counts_too() -> None:
     assert decision.cost == pytest.approx(-3.0)
 
 
+def test_from_a_model_without_instances_the_best_of_the_others_is_taken() -> None:
+    down = {"small": model(1.0, math.inf)}
+    others = {"large": model(1.0, 0.0), "medium": model(0.0, 1.0), "huge": model(0.0, math.inf)}
+    decision = PRICE.decide(
+        {"small": 9.0, "medium": 0.5, "large": 0.45, "huge": 8.0}, SessionWarmth("small", down | others)
+    )
+    assert (decision.model, decision.cost) == ("large", -math.inf)
+
+
 def test_uncached_tokens_cost_money() -> None:
     scores, warmth = {"small": 0.5, "large": 0.6}, on_small(large=model(0.0, 0.0, 100_000))
     assert SwitchPrice(0.0).decide(scores, warmth).model == "large"
