@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | api. Every target does its own set-up into .venv/.
+# make setup | demo | test | lint | api | chart. Every target does its own set-up into .venv/.
 # make demo            emulated engines: a light set-up, without torch, vLLM and what tests need
 # make demo ENGINE=vllm  real engines on the CPU
 PYTHON ?= python3
@@ -8,7 +8,7 @@ LIGHT := $(VENV)/.light
 STAMP := $(VENV)/.installed
 ENGINE ?= emulated
 
-.PHONY: setup demo test lint api clean
+.PHONY: setup demo test lint api chart clean
 
 setup: $(STAMP)
 
@@ -35,12 +35,17 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/python tools/generate_api.py --check
+	$(BIN)/python tools/generate_chart.py --check
+	$(BIN)/hadolint docker/*.Dockerfile
 
 test: lint
 	$(BIN)/pytest $(ARGS)
 
 api: $(STAMP)
 	$(BIN)/python tools/generate_api.py
+
+chart: $(STAMP)
+	$(BIN)/python tools/generate_chart.py
 
 clean:
 	rm -rf $(VENV) .run

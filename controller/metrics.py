@@ -43,6 +43,11 @@ class ClusterCollector(Collector):
             f"{PREFIX}instance_expired_exports", "Exports on P that no D came for, by its own count.", labels=names
         )
         sessions = GaugeMetricFamily(f"{PREFIX}instance_sessions", "Sessions bound here.", labels=names)
+        info = GaugeMetricFamily(
+            f"{PREFIX}instance_info",
+            "1 per attached engine: its versions of vLLM and of the plugin.",
+            labels=[*names, "vllm_version", "plugin_version"],
+        )
         for instance in self._plane.cluster.registry:
             labels = [instance.name, instance.model, label(pb.Role.DESCRIPTOR, instance.role)]
             up.add_metric(labels, float(instance.ready))
@@ -51,7 +56,9 @@ class ClusterCollector(Collector):
             sessions.add_metric(labels, instance.sessions)
             failed.add_metric(labels, instance.load.failed_transfers)
             expired.add_metric(labels, instance.load.expired_exports)
-        yield from (up, calls, pending, sessions, failed, expired)
+            if instance.facts.vllm_version:
+                info.add_metric([*labels, instance.facts.vllm_version, instance.facts.plugin_version], 1.0)
+        yield from (info, up, calls, pending, sessions, failed, expired)
 
     def _links(self) -> Iterator[Metric]:
         seconds = CounterMetricFamily(

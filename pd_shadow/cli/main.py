@@ -11,6 +11,7 @@ from pd_shadow.cli.lazy import LazyGroup
         "serve": ("pd_shadow.cli.serve", "serve"),
         "demo": ("pd_shadow.cli.demo", "demo"),
         "bench": ("pd_shadow.cli.bench", "bench"),
+        "health": ("pd_shadow.cli.health", "health"),
         "simulate": ("pd_shadow.cli.simulate", "simulate"),
     },
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from pd_shadow.sim.simulation import RunResult
 
 FIGURES = (
-    "4", "8d", "9a", "9c", "9d", "9e", "9f", "9g", "15a", "15b", "15c", "15d", "15e", "15f", "15g", "15h",
-    "16a", "16b", "16c", "16d", "16f", "16g", "16h", "frontier",
+    "2", "4", "5", "6", "7", "8a", "8d", "9a", "9c", "9d", "9e", "9f", "9g", "15a", "15b", "15c", "15d", "15e", "15f",
+    "15g", "15h", "16a", "16b", "16c", "16d", "16f", "16g", "16h", "table1", "table2", "table5",
+    "frontier", "assumptions",
 )  # fmt: skip
 WINDOWS = ("peak", "median", "trough")
+TRACES = ("xRouteBench", "FusionBench", "Router-R1", "GHCP-coding")
 DEFAULT_FOLDER = Path("simulations")
 
 
@@ -47,6 +49,13 @@ DEFAULT_FOLDER = Path("simulations")
 @click.option("--seeds", type=click.IntRange(1, 100), help="Repetitions.  [default: 3; 1 with --quick]")
 @click.option("--window", "windows", multiple=True, type=click.Choice(WINDOWS), help="Only this hour; may be repeated.")
 @click.option("--pairs", type=click.IntRange(1), help="At most so many pairs of models per trace.")
+@click.option("--trace", "traces", multiple=True, type=click.Choice(TRACES), help="Only this trace; may be repeated.")
+@click.option(
+    "--evicts",
+    type=click.Choice(["entries", "blocks"]),
+    help="How KV pools make room: in whole entries, as in the paper, or in blocks, as in the engine plugin.  "
+    "[default: entries]",
+)
 @click.option("--seconds", type=click.FloatRange(1), help="Measured time per run.  [default: the paper's]")
 @click.option(
     "--idle-watts", type=click.Choice(["75", "300"]), default="75", show_default=True, help="Of one idle GPU."
@@ -73,6 +82,8 @@ def simulate(
     seeds: int | None,
     windows: tuple[str, ...],
     pairs: int | None,
+    traces: tuple[str, ...],
+    evicts: str | None,
     seconds: float | None,
     idle_watts: str,
     folder: Path,
@@ -110,17 +121,24 @@ def simulate(
         raise click.UsageError("give --preset (one of the paper's figures) or --config (a run of your own)")
     if what_if and config_file is None:
         raise click.UsageError("--what-if: needs --config, the cluster and workload in question")
-    if config_file is not None and (windows or pairs):
-        raise click.UsageError("--window, --pairs: only with --preset; a configuration has `window` and `models`")
+    if config_file is not None and (windows or pairs or traces or evicts):
+        raise click.UsageError(
+            "--window, --pairs, --trace, --evicts: only with --preset; a configuration has `window`, `models`, `trace` "
+            "and `evicts`"
+        )
     from pd_shadow.common.config import ConfigError
     from pd_shadow.perf.energy import HIGH_IDLE, LOW_IDLE
+    from pd_shadow.perf.models import Trace
     from pd_shadow.sim.figures.base import Scale
+    from pd_shadow.sim.kv_pool import EvictionUnit
 
     scale = Scale(
         seeds=seeds or (1 if quick else 3),
         windows=windows or (("peak",) if quick else WINDOWS),
         seconds=seconds or (200.0 if quick else None),
         most_pairs=pairs or (1 if quick else None),
+        traces=tuple(Trace(name) for name in dict.fromkeys(traces)) or tuple(Trace),
+        evicts=EvictionUnit(evicts or EvictionUnit.ENTRIES),
     )
     try:
         figures = _figures(presets, config_file, what_if, scale)
@@ -237,13 +255,19 @@ def _table(figure: "Figure", rows: Sequence["Row"]) -> Table:
             table.add_row(
                 row.setting if row.setting != last else "",
                 row.metric.replace("_", " "),
-                "-" if math.isnan(row.ours) else f"{row.ours:.1f}",
-                "-" if math.isnan(row.se) else f"{row.se:.1f}",
-                "-" if row.paper is None else f"{row.paper:.1f}",
+                _number(row.ours),
+                _number(row.se),
+                "-" if row.paper is None else _number(row.paper),
                 str(row.runs),
             )
             last = row.setting
     return table
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
 
 
 def _write(rows: Sequence["Row"], json_file: Path | None, csv_file: Path | None) -> None:

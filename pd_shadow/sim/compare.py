@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pd_shadow.perf.energy import PowerModel
 from pd_shadow.perf.models import Trace, model
 from pd_shadow.perf.prices import call_cost, price_of
@@ -16,9 +18,25 @@ from pd_shadow.sim.simulation import RunResult
 # Metrics that figures name.
 CALLS = "llm_call_latency_reduction"
 SWITCHES = "switch_call_latency_reduction"
-ENERGY = "energy_per_good_request_increase"
+TTFT = "switch_call_ttft_reduction"
+TASK_TIME = "task_time_reduction"
 COST = "token_cost_reduction"
+HIT_RATE = "hit_rate"
+SWITCH_HIT_RATE = "switch_hit_rate"
+ENERGY = "energy_per_good_request_increase"
+NORMAL_SLO = "normal_slo_attainment_points"
+THROUGHPUT = "prefill_throughput_increase"
 UNUSED = "unused_shadow_tokens"
+SWITCH_SHARE = "switch_calls"
+SWITCHES_PER_SESSION = "switches_per_session"
+MEAN_PROMPT = "mean_prompt_tokens"
+P99_PROMPT = "p99_prompt_tokens"
+MEAN_OUTPUT = "mean_output_tokens"
+BASE_HIT_RATE = "hit_rate_without_shadow"
+BASE_SAME_HIT_RATE = "same_model_hit_rate_without_shadow"
+BASE_SWITCH_HIT_RATE = "switch_hit_rate_without_shadow"
+SLOWDOWN = "switch_call_slowdown"
+ACCURACY = "accuracy"
 
 
 class Metric(NamedTuple):
@@ -88,6 +106,11 @@ def energy_per_good_request(result: RunResult, power: PowerModel) -> float:
     return joules / good if good else math.nan
 
 
+def energy_increase(pair: Pair, power: PowerModel) -> float:
+    """Of the energy per good request, in percent."""
+    return _increase(energy_per_good_request(pair.base, power), energy_per_good_request(pair.other, power))
+
+
 def prefill_throughput(result: RunResult) -> float:
     """Prompt tokens computed in the measured time, shadow tokens included."""
     return sum(instance.usage.prefill_tokens + instance.usage.shadow_tokens for instance in result.instances)
@@ -108,26 +131,41 @@ def metrics(power: PowerModel) -> list[Metric]:
     return [
         Metric(CALLS, lambda pair: pair.reduction(lambda call: call.latency, pair.calls)),
         Metric(SWITCHES, lambda pair: pair.reduction(lambda call: call.latency, pair.switches)),
-        Metric("switch_call_ttft_reduction", lambda pair: pair.reduction(lambda call: call.ttft, pair.switches)),
-        Metric("task_time_reduction", _task_time_reduction),
+        Metric(TTFT, lambda pair: pair.reduction(lambda call: call.ttft, pair.switches)),
+        Metric(TASK_TIME, _task_time_reduction),
         Metric(COST, _token_cost_reduction),
-        Metric("hit_rate", lambda pair: hit_rate(two for _, two in pair.calls)),
-        Metric("switch_hit_rate", lambda pair: hit_rate(two for _, two in pair.switches)),
+        Metric(HIT_RATE, lambda pair: hit_rate(two for _, two in pair.calls)),
+        Metric(SWITCH_HIT_RATE, lambda pair: hit_rate(two for _, two in pair.switches)),
         Metric(
             ENERGY,
-            lambda pair: _increase(
-                energy_per_good_request(pair.base, power), energy_per_good_request(pair.other, power)
-            ),
+            lambda pair: energy_increase(pair, power),
         ),
         Metric(
-            "normal_slo_attainment_points",
+            NORMAL_SLO,
             lambda pair: 100 * (pair.other.normal.attainment - pair.base.normal.attainment),
         ),
         Metric(
-            "prefill_throughput_increase",
+            THROUGHPUT,
             lambda pair: _increase(prefill_throughput(pair.base), prefill_throughput(pair.other)),
         ),
         Metric(UNUSED, unused_shadow),
+    ]
+
+
+def workload_metrics() -> list[Metric]:
+    """What the sessions of the baseline are like; token counts, shares in percent, times as factors."""
+    return [
+        Metric(SWITCH_SHARE, lambda pair: 100 * _ratio(len(_switches(pair.base)), len(pair.base.calls))),
+        Metric(
+            SWITCHES_PER_SESSION, lambda pair: _ratio(len(_switches(pair.base)), len(task_seconds(pair.base.calls)))
+        ),
+        Metric(MEAN_PROMPT, lambda pair: _mean([call.prompt for call in pair.base.calls])),
+        Metric(P99_PROMPT, lambda pair: _percentile_99([call.prompt for call in pair.base.calls])),
+        Metric(MEAN_OUTPUT, lambda pair: _mean([call.output for call in pair.base.calls])),
+        Metric(BASE_HIT_RATE, lambda pair: hit_rate(pair.base.calls)),
+        Metric(BASE_SAME_HIT_RATE, lambda pair: hit_rate(_others(pair.base))),
+        Metric(BASE_SWITCH_HIT_RATE, lambda pair: hit_rate(_switches(pair.base))),
+        Metric(SLOWDOWN, lambda pair: _mean_latency(_switches(pair.base)) / _mean_latency(_others(pair.base))),
     ]
 
 
@@ -146,6 +184,31 @@ def spread(values: Iterable[float]) -> Spread:
         return Spread(math.nan, math.nan, 0)
     error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
     return Spread(statistics.fmean(known), error, len(known))
+
+
+def _switches(result: RunResult) -> list[CallRecord]:
+    return [call for call in result.calls if call.switch]
+
+
+def _others(result: RunResult) -> list[CallRecord]:
+    """Calls to the model of the session's call before; a session's first call is neither this nor a switch."""
+    return [call for call in result.calls if not call.switch and call.step]
+
+
+def _mean_latency(calls: Sequence[CallRecord]) -> float:
+    return _mean([call.latency for call in calls])
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def _percentile_99(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 99)) if values else math.nan
 
 
 def _increase(before: float, after: float) -> float:

@@ -13,6 +13,7 @@ from pd_shadow.policy.credit import HARVEST_DELTA, ROUTED_DELTA
 from pd_shadow.policy.prefill_window import WINDOW_SECONDS
 from pd_shadow.policy.shadow_cache import CAP_SHARE, COLD_SECONDS
 from pd_shadow.policy.slack import MARGIN, MINIMUM_TOKENS
+from pd_shadow.sim.kv_pool import EvictionUnit
 
 
 class Mode(StrEnum):
@@ -39,6 +40,11 @@ class PolicySettings(Config):
     cold_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = COLD_SECONDS
     stale_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Normal cached blocks idle for longer are reused before shadow ones, 0: never; None: as the approach has it."""
+    extensions_are_normal: bool | None = None
+    """Whether what shadow work adds to a context that a call left is evicted with it, not before it. None: where whole
+    entries are evicted, which have one class each."""
+    recomputes: bool = False
+    """Whether shadow KV that is lost before the session's next call is computed again, each time."""
     top_k: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -84,6 +90,8 @@ class RunConfig(Config):
     as long as the run lasts; `normal` then only says how its hours compare."""
     sessions_per_second: Positive | None = None
     """None: as `demand.SESSIONS_PER_SECOND` has it, in proportion to `instances`."""
+    output_scale: Positive = 1.0
+    """Times the trace's output lengths, which the paper reports of its testbed only."""
     router: str = "default"
     switch_probability: Share | None = None
     """Of the Markov router."""
@@ -94,6 +102,8 @@ class RunConfig(Config):
     chunk_tokens: Annotated[int, Field(ge=64)] = 2048
     keeps_finished: bool = True
     """Whether normal requests that have ended stay cached until their blocks are taken, although nothing hits them."""
+    evicts: EvictionUnit = EvictionUnit.BLOCKS
+    """How much goes when room is made in a KV pool: blocks in the engine plugin, entries in the paper's words."""
     warm_up_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     seconds: Positive = 600.0
     """Sessions that start in this time after the warm-up are measured, to their ends."""

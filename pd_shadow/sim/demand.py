@@ -3,20 +3,24 @@
 import difflib
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from pd_shadow.perf.models import model
+from pd_shadow.perf.models import Trace, model
+from pd_shadow.perf.prices import price_of
 from pd_shadow.sim.config import RunConfig
 from pd_shadow.sim.workload import profiles, traffic
 from pd_shadow.sim.workload.base import NormalRequest, Session
+from pd_shadow.sim.workload.distributions import LogNormal
 from pd_shadow.sim.workload.matrix_routers import CalibratedRouter, MatrixRouter, Policy
 from pd_shadow.sim.workload.profiles import SessionProfile
-from pd_shadow.sim.workload.routers import MarkovRouter, RandomRouter, Router
-from pd_shadow.sim.workload.scores import stand_ins
+from pd_shadow.sim.workload.routers import AlwaysRouter, MarkovRouter, RandomRouter, Router
+from pd_shadow.sim.workload.scores import accuracy as score
+from pd_shadow.sim.workload.scores import best, scores, stand_ins
 from pd_shadow.sim.workload.sessions import generate_sessions
 from pd_shadow.sim.workload.traces import at_rate, read_trace
 
@@ -47,11 +51,16 @@ class RouterName(StrEnum):
     RANDOM = "random"
     # Switches with the configured probability at every step.
     MARKOV = "markov"
+    # All calls to the model with the lowest or the highest price (section 5.3).
+    ALWAYS_CHEAP = "always-cheap"
+    ALWAYS_EXPENSIVE = "always-expensive"
 
 
 def profile(config: RunConfig) -> SessionProfile:
     """Of the run's sessions. Raises ValueError with the nearest name."""
-    return _named("trace", config.trace, profiles.PROFILES)
+    found = _named("trace", config.trace, profiles.PROFILES)
+    output = LogNormal(config.output_scale * found.output.median, found.output.sigma)
+    return found if config.output_scale == 1 else replace(found, output=output)
 
 
 def window_load(config: RunConfig) -> float:
@@ -127,6 +136,8 @@ def router(config: RunConfig) -> Router:
             if config.switch_probability is None:
                 raise ValueError("switch_probability: needed with router: markov, 0 to 1")
             return MarkovRouter(config.switch_probability)
+        case RouterName.ALWAYS_CHEAP | RouterName.ALWAYS_EXPENSIVE:
+            return AlwaysRouter(_by_price(config)[0 if name is RouterName.ALWAYS_CHEAP else -1])
     try:
         columns = stand_ins(tuple(model(each).name for each in config.models))
         if name is RouterName.DEFAULT:
@@ -134,6 +145,33 @@ def router(config: RunConfig) -> Router:
         return MatrixRouter(columns, Policy(name.value))
     except ValueError as error:
         raise ValueError(f"router: {name.value} cannot route these models, random and markov can ({error})") from error
+
+
+def accuracy(config: RunConfig) -> float:
+    """Mean score of the run's router over the queries of its trace's tasks, in percent, tasks weighing the same.
+
+    That of the default router is its matrix's, before it was calibrated. Raises ValueError for routers that know
+    nothing of queries, and as `router` does.
+    """
+    chosen = router(config)
+    tasks = profile(config).tasks
+    columns = stand_ins(tuple(model(each).name for each in config.models))
+    match chosen:
+        case AlwaysRouter():
+            decisions = {task: np.full(len(scores()[task]), chosen.index) for task in tasks}
+        case MatrixRouter() | CalibratedRouter():
+            per_cost = not isinstance(chosen, MatrixRouter) or chosen.policy is Policy.ACCURACY_PER_COST
+            decisions = {task: best(task, columns, per_cost=per_cost) for task in tasks}
+        case _:
+            raise ValueError(f"router: {config.router} chooses without looking at queries, so it has no accuracy")
+    return 100 * float(np.mean([score(task, columns, decisions[task]) for task in tasks]))
+
+
+def _by_price(config: RunConfig) -> list[int]:
+    """The run's models by what their input costs, the cheapest first."""
+    known = Trace(config.trace) if config.trace in list(Trace) else None
+    prices = [price_of(model(name), known).input for name in config.models]
+    return sorted(range(len(prices)), key=prices.__getitem__)
 
 
 def _named(key: str, name: str, among: Mapping[str, T]) -> T:

@@ -12,7 +12,7 @@ from pd_shadow.policy.placement import Candidate, choose
 from pd_shadow.sim.clock import Clock
 from pd_shadow.sim.engine import Engine, EngineLimits
 from pd_shadow.sim.host_tier import HostTier
-from pd_shadow.sim.kv_pool import KvPool
+from pd_shadow.sim.kv_pool import EvictionUnit, KvPool
 from pd_shadow.sim.request import Request, Slo
 from pd_shadow.sim.shadow_queue import ShadowJob
 
@@ -56,6 +56,8 @@ class Hardware:
     cold_seconds: float
     stale_seconds: float
     keeps_finished: bool
+    evicts: EvictionUnit
+    extensions_are_normal: bool
     # 0: no host tier.
     host_bytes_per_gpu: float
     # Of a decode instance's inbound link.
@@ -84,6 +86,8 @@ class Hardware:
             cold_seconds=self.cold_seconds,
             stale_seconds=self.stale_seconds,
             keeps_finished=self.keeps_finished,
+            evicts=self.evicts,
+            extensions_are_normal=self.extensions_are_normal,
             host=host,
         )
 
@@ -135,11 +139,11 @@ class Deployment(ABC):
 
     # Shadow work.
 
-    def shadow(self, session: int, target: int, probability: float, now: float) -> None:
-        """Have the session warm up to `target` tokens."""
+    def shadow(self, session: int, target: int, probability: float, now: float, *, repeats: bool = False) -> None:
+        """Have the session warm up to `target` tokens; `repeats`: again and again, when they are lost."""
         job = self._job(session)
         entry = self._shadow_entry(session, target)
-        job.aim(target, entry.pool.tokens(session), probability)
+        job.aim(target, entry.pool.tokens(session), probability, repeats=repeats)
         if job.left:
             entry.offer(job, now)
         self._covered(job, now)

@@ -6,6 +6,7 @@ last, as the product's iteration controller says. Decode-only iterations in whic
 """
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -290,8 +291,7 @@ class Engine:
         allowed = Budget.iteration(min(budget.iteration_seconds, base + budget.stretch_seconds), budget.reason)
         most = self.limits.chunk_tokens - work.tokens if work.tokens else self.limits.shadow_chunk_tokens
         slices: list[Slice] = []
-        for job in self.shadow.first(JOBS_TRIED):
-            start = self.pool.tokens(job.session)
+        for job, start in self._lacking_jobs():
             lacking = min(job.target - start, job.left, most)
             if lacking <= 0:
                 continue
@@ -312,6 +312,12 @@ class Engine:
             if granted.tokens < lacking and granted.tokens:
                 break
         return budget, slices, work
+
+    def _lacking_jobs(self) -> list[tuple[ShadowJob, int]]:
+        """The first jobs that lack something, each with what is there; jobs that repeat stay queued without it."""
+        jobs = self.shadow.first(len(self.shadow))
+        lacking = ((job, held) for job in jobs if (held := self.pool.tokens(job.session)) < job.target)
+        return list(itertools.islice(lacking, JOBS_TRIED))
 
     def _running_requests(self, now: float, parts: list[tuple[Request, int]]) -> list[RunningRequest]:
         step = self._step

@@ -4,22 +4,38 @@ Blocks are managed by the product's own shadow class (pd_shadow/policy/shadow_ca
 an engine's, since a simulated block is an accounting unit. Hits are exact in tokens: a context knows its length.
 """
 
+import itertools
 from collections.abc import Iterable
+from enum import StrEnum
 
 from pd_shadow.policy.shadow_cache import ShadowCache
 from pd_shadow.sim.host_tier import HostTier
 
 BLOCK_TOKENS = 256
+# Finished requests are nobody's context; where they are evicted as a whole, they have one with a number like this.
+_FIRST_ANONYMOUS = 1 << 40
+
+
+class EvictionUnit(StrEnum):
+    """How much goes when room is made. The paper speaks of entries; vLLM evicts blocks."""
+
+    BLOCKS = "blocks"
+    # A whole session context, or what shadow work added to it, or a whole finished request.
+    ENTRIES = "entries"
 
 
 class Context:
-    """The KV of one session that an instance holds: `tokens` from the beginning, in `blocks`."""
+    """The KV of one session that an instance holds: `tokens` from the beginning, in `blocks`.
 
-    __slots__ = ("blocks", "tokens")
+    The first `normal` of these blocks are not of the shadow class.
+    """
 
-    def __init__(self, blocks: list[int], tokens: int) -> None:
+    __slots__ = ("blocks", "normal", "tokens")
+
+    def __init__(self, blocks: list[int], tokens: int, normal: int) -> None:
         self.blocks = blocks
         self.tokens = tokens
+        self.normal = normal
 
 
 class Lease:
@@ -45,9 +61,13 @@ class KvPool:
         cold_seconds: float,
         stale_seconds: float = 0.0,
         keeps_finished: bool = True,
+        evicts: EvictionUnit = EvictionUnit.BLOCKS,
+        extensions_are_normal: bool = False,
         host: HostTier | None = None,
     ) -> None:
         """`keeps_finished`: requests without a session stay cached, too, until their blocks are taken.
+
+        `extensions_are_normal`: what shadow work adds to a context that a call left is evicted with it, not before it.
 
         Raises ValueError for a pool without a block.
         """
@@ -59,6 +79,9 @@ class KvPool:
         self.cache = ShadowCache(range(count), int(cap_share * count), cold_seconds, stale_seconds)
         self.host = host
         self._keeps_finished = keeps_finished
+        self._evicts = evicts
+        self._extensions_are_normal = extensions_are_normal
+        self._anonymous = itertools.count(_FIRST_ANONYMOUS)
         self._contexts: dict[int, Context] = {}
         # Which context a cached block belongs to, and its place in it.
         self._owners: dict[int, tuple[int, int]] = {}
@@ -117,8 +140,10 @@ class KvPool:
             self.cache.free_unhashed(lease.blocks[used:])
         # The end of a context is given up first.
         self.cache.free_hashed(reversed(blocks), now)
+        if context is None and blocks and self._evicts is EvictionUnit.ENTRIES:
+            context = next(self._anonymous)
         if context is not None:
-            self._enter(context, Context(blocks, tokens))
+            self._enter(context, Context(blocks, tokens, len(blocks)))
 
     def truncate(self, context: int, tokens: int) -> None:
         """The session's history was rewritten after so many tokens: what lies behind is of no use."""
@@ -127,7 +152,7 @@ class KvPool:
             kept = -(-tokens // BLOCK_TOKENS)
             self._drop(found.blocks[kept:])
             if kept:
-                found.blocks, found.tokens = found.blocks[:kept], tokens
+                self._cut(found, kept, tokens)
             else:
                 del self._contexts[context]
         if self.host is not None:
@@ -153,16 +178,21 @@ class KvPool:
             return 0
         found = self._contexts.get(context)
         if found is None:
-            found = Context([], 0)
+            found = Context([], 0, 0)
         else:
             self._leave(context)
             for block in found.blocks:
                 self.cache.remove(block)
         needed = -(-(found.tokens + tokens) // BLOCK_TOKENS) - len(found.blocks)
-        blocks = found.blocks + self.cache.take_for_shadow(needed, now)
+        added = self.cache.take_for_shadow(needed, now)
+        normal = found.normal
+        if self._extensions_are_normal and normal:
+            self.cache.promote(added, now)
+            normal += len(added)
+        blocks = found.blocks + added
         self._note_evictions()
         self.cache.free_hashed(reversed(blocks), now)
-        self._enter(context, Context(blocks, found.tokens + tokens))
+        self._enter(context, Context(blocks, found.tokens + tokens, normal))
         # Blocks over the cap leave the class when they are freed.
         self._note_evictions()
         return tokens
@@ -182,6 +212,10 @@ class KvPool:
         for block in self._contexts.pop(context).blocks:
             del self._owners[block]
 
+    @staticmethod
+    def _cut(found: Context, blocks: int, tokens: int) -> None:
+        found.blocks, found.tokens, found.normal = found.blocks[:blocks], tokens, min(found.normal, blocks)
+
     def _drop(self, blocks: Iterable[int]) -> None:
         """Free cached blocks lose their content."""
         dropped = list(blocks)
@@ -198,18 +232,20 @@ class KvPool:
                 continue
             context, place = owner
             found = self._contexts[context]
+            if self._evicts is EvictionUnit.ENTRIES:
+                place = found.normal if place >= found.normal else 0
             left = place * BLOCK_TOKENS
             if self.host is not None:
                 self.host.spill(context, left, found.tokens)
             lost = found.blocks[place:]
             for gone in lost:
                 del owners[gone]
-            # Those behind it that were not taken yet are of no use without it.
-            behind = [gone for gone in lost[1:] if gone in self.cache]
+            # The rest of it that was not taken yet is of no use without it.
+            behind = [gone for gone in lost if gone in self.cache]
             for gone in behind:
                 self.cache.remove(gone)
             self.cache.free_unhashed(behind)
             if place:
-                found.blocks, found.tokens = found.blocks[:place], left
+                self._cut(found, place, left)
             else:
                 del self._contexts[context]

@@ -32,6 +32,21 @@ UNITS = {
     "hit_rate": "%",
     "switch_hit_rate": "%",
     "unused_shadow_tokens": "%",
+    "accuracy": "%",
+    "accuracy_points_over_always_expensive": "percentage points",
+    "switch_calls": "% of all calls",
+    "switches_per_session": "number",
+    "mean_prompt_tokens": "tokens",
+    "p99_prompt_tokens": "tokens",
+    "mean_output_tokens": "tokens",
+    "hit_rate_without_shadow": "%",
+    "same_model_hit_rate_without_shadow": "%",
+    "switch_hit_rate_without_shadow": "%",
+    "switch_call_slowdown": "times a same-model call",
+    "credit_percent": "%",
+    "gate_percent": "%",
+    "host_tier": "0: without, 1: with",
+    "additional_gpus_percent": "%",
 }
 
 

@@ -34,6 +34,8 @@ class Shadowing(NamedTuple):
     traits: Traits
     gate: float = 0.0
     top_k: int | None = None
+    # Whether what is lost before it is used is computed again, until the session's last call has ended.
+    recomputes: bool = False
 
     @property
     def oracle(self) -> bool:
@@ -99,7 +101,7 @@ class Agents:
         )  # fmt: skip
         deployment.submit(request, now)
         if not self._shadowing.eager:
-            self._shadow(index, call.model, call.prompt_tokens, now)
+            self._shadow(index, call.model, call.prompt_tokens, now, repeats=self._shadowing.recomputes)
 
     def _ended(self, index: int, step: int, switch: bool, request: Request, now: float) -> None:
         session = self._sessions[index]
@@ -113,13 +115,14 @@ class Agents:
             )  # fmt: skip
         history = call.prompt_tokens + call.output_tokens
         self._last[index] = (call.model, history)
-        self._shadow(index, call.model, history, now)
-        if step + 1 < len(session.calls):
+        last = step + 1 == len(session.calls)
+        self._shadow(index, call.model, history, now, repeats=self._shadowing.recomputes and not last)
+        if not last:
             self._clock.at(now + session.calls[step + 1].gap_seconds, lambda at: self._call(index, step + 1, at))
         elif index in self._measured:
             self.left -= 1
 
-    def _shadow(self, index: int, current: int, target: int, now: float) -> None:
+    def _shadow(self, index: int, current: int, target: int, now: float, *, repeats: bool) -> None:
         """Have the other models hold the session's context up to `target` tokens."""
         shadowing = self._shadowing
         if not shadowing.active:
@@ -134,4 +137,4 @@ class Agents:
             if shadowing.eager:
                 deployment.send_ahead(-1 - index, target, now)
             else:
-                deployment.shadow(-1 - index, target, prediction.probability, now)
+                deployment.shadow(-1 - index, target, prediction.probability, now, repeats=repeats)

@@ -8,28 +8,31 @@ class ShadowJob:
     """The wish that an instance hold a session's context up to `target` tokens.
 
     What it lacks when it is aimed is computed once: where memory is so short that it is lost again before it is used,
-    computing it anew until the next call would only push out others.
+    computing it anew until the next call would only push out others. A job that `repeats` does so nevertheless.
     """
 
-    __slots__ = ("_progress", "left", "probability", "session", "target")
+    __slots__ = ("_progress", "left", "probability", "repeats", "session", "target")
 
     def __init__(self, session: int, progress: Callable[["ShadowJob", float], None]) -> None:
         self.session = session
         self.target = 0
-        # Tokens still to be computed.
+        # Tokens still to be computed, or at any one time.
         self.left = 0
+        self.repeats = False
         self.probability = 0.0
         self._progress = progress
 
-    def aim(self, target: int, held: int, probability: float = 0.0) -> None:
+    def aim(self, target: int, held: int, probability: float = 0.0, *, repeats: bool = False) -> None:
         """Warm up to `target` tokens, of which `held` are there."""
         self.target = target
-        self.left = max(0, target - held)
+        self.repeats = repeats
+        self.left = target if repeats else max(0, target - held)
         self.probability = probability
 
     def ran(self, tokens: int, now: float) -> None:
         """So many more tokens were computed."""
-        self.left = max(0, self.left - tokens)
+        if not self.repeats:
+            self.left = max(0, self.left - tokens)
         self._progress(self, now)
 
 

@@ -21,6 +21,7 @@ from pd_shadow.sim.deployment import Deployment, Hardware
 from pd_shadow.sim.disaggregated import Disaggregated
 from pd_shadow.sim.engine import EngineLimits, Usage
 from pd_shadow.sim.feeder import Feeder, Normal
+from pd_shadow.sim.kv_pool import EvictionUnit
 from pd_shadow.sim.sessions import Agents, CallRecord, Shadowing
 
 # A run that takes so many times the measured time to drain is overloaded; tools take their time in short ones, too.
@@ -89,6 +90,8 @@ def hardware(config: RunConfig, name: str) -> Hardware:
         cold_seconds=config.policy.cold_seconds,
         stale_seconds=_stale_seconds(config),
         keeps_finished=config.keeps_finished,
+        evicts=config.evicts,
+        extensions_are_normal=_extensions_are_normal(config),
         host_bytes_per_gpu=settings.host_gb_per_gpu * GB if TRAITS[config.approach].host_tier else 0.0,
         link_bytes_per_second_per_gpu=settings.link_gb_per_second_per_gpu * GB,
     )
@@ -121,7 +124,9 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
         for index, (served, rate) in enumerate(zip(deployments, rates, strict=True))
     ]
     traits = TRAITS[config.approach]
-    shadowing = Shadowing(config.approach, traits, traits.gate_probability, config.policy.top_k)
+    shadowing = Shadowing(
+        config.approach, traits, traits.gate_probability, config.policy.top_k, config.policy.recomputes
+    )
     most_tokens = min(engine.pool.capacity_tokens for served in deployments for engine in served.engines)
     drawn = demand.sessions(config, end, most_tokens)
     measured = range(sum(session.arrival < begin for session in drawn), len(drawn))
@@ -154,6 +159,11 @@ def run(config: RunConfig, rates: Sequence[float], prefill_instances: Sequence[i
 def _stale_seconds(config: RunConfig) -> float:
     given = config.policy.stale_seconds
     return TRAITS[config.approach].stale_seconds if given is None else given
+
+
+def _extensions_are_normal(config: RunConfig) -> bool:
+    given = config.policy.extensions_are_normal
+    return config.evicts is EvictionUnit.ENTRIES if given is None else given
 
 
 def _controller(config: RunConfig) -> IterationController | None:

@@ -100,10 +100,8 @@ class EngineCommand(Config):
             # because for "uni" vLLM's CPU platform takes "mp" unless it may set OpenMP's variables, which env() does.
             arguments += ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
         if self.plugin is not None:
-            given = self.plugin.model_dump(mode="json", exclude_unset=True)
             # vLLM schedules one step ahead on GPUs, and not on CPUs.
-            arguments += ["--scheduler-cls", SCHEDULER if self.cpu_rig else ASYNC_SCHEDULER]
-            arguments += ["--additional-config", json.dumps({settings.KEY: given}, sort_keys=True)]
+            arguments += plugin_arguments(self.plugin, SCHEDULER if self.cpu_rig else ASYNC_SCHEDULER)
         transfer = self._kv_transfer()
         if transfer is not None:
             arguments += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
@@ -148,22 +146,37 @@ class EngineCommand(Config):
         return variables
 
     def _kv_transfer(self) -> dict[str, object] | None:
-        nixl = self._nixl()
-        if self.host_tier is None:
-            return nixl
-        if nixl is None:
-            return host_tier.offloading(self.host_tier, cpu_rig=self.cpu_rig)
-        return host_tier.beside_nixl(nixl, self.host_tier, cpu_rig=self.cpu_rig)
+        nixl = nixl_connector(self.role, self.kv_lease_seconds, buffer_device="cpu")
+        return kv_transfer(nixl, self.host_tier, cpu_rig=self.cpu_rig)
 
-    def _nixl(self) -> dict[str, object] | None:
-        kv_role = KV_ROLES.get(self.role)
-        if kv_role is None:
-            return None
-        return {
-            "kv_connector": "NixlConnector",
-            "kv_role": kv_role,
-            "kv_buffer_device": "cpu",
-            # A D that cannot fetch computes the prompt itself instead of failing the call.
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"kv_lease_duration": self.kv_lease_seconds},
-        }
+
+def nixl_connector(role: Role, lease_seconds: int, *, buffer_device: str) -> dict[str, object] | None:
+    """NIXL's part of --kv-transfer-config; None for a role that hands nothing over."""
+    kv_role = KV_ROLES.get(role)
+    if kv_role is None:
+        return None
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": kv_role,
+        "kv_buffer_device": buffer_device,
+        # A D that cannot fetch computes the prompt itself instead of failing the call.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kv_lease_duration": lease_seconds},
+    }
+
+
+def kv_transfer(
+    nixl: dict[str, object] | None, tier: HostTierSettings | None, *, cpu_rig: bool
+) -> dict[str, object] | None:
+    """The whole of --kv-transfer-config, the host tier beside NIXL; None for an engine with neither."""
+    if tier is None:
+        return nixl
+    if nixl is None:
+        return host_tier.offloading(tier, cpu_rig=cpu_rig)
+    return host_tier.beside_nixl(nixl, tier, cpu_rig=cpu_rig)
+
+
+def plugin_arguments(plugin: PluginSettings, scheduler: str) -> list[str]:
+    """The flags that put the plugin into vLLM; only what was set is handed on."""
+    given = plugin.model_dump(mode="json", exclude_unset=True)
+    return ["--scheduler-cls", scheduler, "--additional-config", json.dumps({settings.KEY: given}, sort_keys=True)]

@@ -9,6 +9,7 @@ from pd_shadow.perf.models import PAIRS, ModelPair, Trace, pair
 from pd_shadow.policy.approach import Approach
 from pd_shadow.sim.compare import Metric, Pair, metrics, spread
 from pd_shadow.sim.config import PolicySettings, RunConfig
+from pd_shadow.sim.kv_pool import EvictionUnit
 from pd_shadow.sim.sessions import CallRecord
 from pd_shadow.sim.simulation import RunResult
 from pd_shadow.sim.workload.traffic import Window
@@ -57,6 +58,7 @@ class Figure:
     title: str
     settings: Sequence[Setting]
     shown: Sequence[str] = ()
+    metrics: Callable[[PowerModel], Sequence[Metric]] = metrics
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -78,7 +80,7 @@ class Figure:
         return rows
 
     def _metrics(self, power: PowerModel) -> Iterable[Metric]:
-        return (metric for metric in metrics(power) if not self.shown or metric.name in self.shown)
+        return (metric for metric in self.metrics(power) if not self.shown or metric.name in self.shown)
 
     def _row(self, setting: Setting, metric: Metric, pairs: Sequence[Pair]) -> Row:
         # Models differ far more than seeds do: their means are averaged, and the error is that of the repetitions.
@@ -93,6 +95,17 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Computed(Figure):
+    """A table that needs no runs."""
+
+    compute: Callable[[], list[Row]] = list
+
+    def rows(self, results: Mapping[RunConfig, RunResult], power: PowerModel) -> list[Row]:
+        """What was computed, whatever was run."""
+        return self.compute()
+
+
+@dataclass(frozen=True)
 class Scale:
     """How much of the paper's grid is run: 3 seeds, 3 windows and all pairs in the paper."""
 
@@ -102,16 +115,19 @@ class Scale:
     """Measured time of every run; None: the paper's."""
     most_pairs: int | None = None
     """Of each trace."""
+    traces: Sequence[Trace] = tuple(Trace)
+    evicts: EvictionUnit = EvictionUnit.ENTRIES
+    """As the paper's text has it; the engine plugin evicts blocks."""
 
 
 def pairs_of(scale: Scale) -> list[ModelPair]:
-    """The paper's pairs."""
-    return [each for trace in Trace for each in [p for p in PAIRS if p.trace is trace][: scale.most_pairs]]
+    """The paper's pairs, as far as the scale goes."""
+    return [each for trace in scale.traces for each in [p for p in PAIRS if p.trace is trace][: scale.most_pairs]]
 
 
-def setups() -> list[ModelPair]:
-    """The four pairs of the sensitivity studies."""
-    return [pair(trace, label) for trace, label in SETUPS.items()]
+def setups(scale: Scale) -> list[ModelPair]:
+    """The four pairs of the sensitivity studies, as far as the scale goes."""
+    return [pair(trace, label) for trace, label in SETUPS.items() if trace in scale.traces]
 
 
 def grid(scale: Scale, pairs: Iterable[ModelPair], **fields: object) -> list[RunConfig]:
@@ -122,6 +138,7 @@ def grid(scale: Scale, pairs: Iterable[ModelPair], **fields: object) -> list[Run
         given = {
             "models": (each.small.name, each.large.name),
             "trace": each.trace.value,
+            "evicts": scale.evicts,
             **({"seconds": seconds} if seconds else {}),
             **fields,
         }

@@ -30,7 +30,7 @@ def figure_16d(scale: Scale) -> Figure:
             policy = PolicySettings(top_k=top_k)
             runs = [
                 RunConfig.model_validate({**config.model_dump(), "models": _grown(config, count)})
-                for config in grid(scale, setups(), mode=Mode.COLOCATED, approach=approach, policy=policy)
+                for config in grid(scale, setups(scale), mode=Mode.COLOCATED, approach=approach, policy=policy)
             ]
             settings.append(Setting(f"{count} models, {name}", against(runs), _PAPER.get((count, name), {})))
     return Figure("16d-e", "Models per router", settings, (CALLS, UNUSED, ENERGY))

@@ -51,7 +51,7 @@ def figure_16f(scale: Scale) -> Figure:
     settings = []
     for approach in (Approach.HARVEST_SLO, Approach.ORACLE):
         for prefill in (1, 2, 3):
-            runs = grid(scale, setups(), mode=Mode.DISAGGREGATED, approach=approach, prefill_instances=prefill)
+            runs = grid(scale, setups(scale), mode=Mode.DISAGGREGATED, approach=approach, prefill_instances=prefill)
             said = paper.get((prefill, approach))
             settings.append(
                 Setting(f"{prefill} prefill, {approach.value}", against(runs), {} if said is None else {CALLS: said})
@@ -64,7 +64,7 @@ def figure_16g(scale: Scale) -> Figure:
     settings = []
     for rate in (10, 20, 40, 80, 160):
         hardware = HardwareSettings(link_gb_per_second_per_gpu=rate)
-        runs = grid(scale, setups(), mode=Mode.DISAGGREGATED, approach=Approach.HARVEST_SLO, hardware=hardware)
+        runs = grid(scale, setups(scale), mode=Mode.DISAGGREGATED, approach=Approach.HARVEST_SLO, hardware=hardware)
         # The text gives the range over all five only.
         settings.append(Setting(f"{rate} GB/s per GPU", against(runs)))
     return Figure(

@@ -139,7 +139,7 @@ def sweep(name: str, scale: Scale) -> Figure:
     settings = []
     for approach in found.approaches:
         for point, fields in found.points.items():
-            runs = grid(scale, setups(), **{"mode": Mode.COLOCATED, "approach": approach, **fields})
+            runs = grid(scale, setups(scale), **{"mode": Mode.COLOCATED, "approach": approach, **fields})
             said = found.paper.get((point, approach))
             settings.append(
                 Setting(f"{point}, {approach.value}", against(runs), {} if said is None else {found.metric: said})

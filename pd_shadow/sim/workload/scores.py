@@ -90,6 +90,12 @@ def scores() -> Mapping[str, NDArray[np.float64]]:
     return {task: np.array(rows) for task, rows in by_task.items()}
 
 
+def accuracy(task: str, columns: Sequence[str], chosen: NDArray[np.int64]) -> float:
+    """Mean score, 0 to 1, of answering each query of the task by the model chosen for it, an index into `columns`."""
+    values = scores()[task][:, [SCORED.index(column) for column in columns]]
+    return float(values[np.arange(len(values)), chosen].mean())
+
+
 def best(task: str, columns: Sequence[str], *, per_cost: bool) -> NDArray[np.int64]:
     """For each query of the task the index into `columns` of the model to send it to.
 

@@ -61,7 +61,7 @@ def test_help_has_examples_and_exit_codes() -> None:
     [
         ([], "give --preset (one of the paper's figures) or --config"),
         (["--preset", "8d", "--config", "run.yaml"], "give --preset (one of the paper's figures) or --config"),
-        (["--preset", "8c"], "'8c' is not one of '4', '8d'"),
+        (["--preset", "8c"], "'8c' is not one of '2', '4'"),
         (["--preset", "8d", "--what-if"], "--what-if: needs --config"),
         (["--preset", "8d", "--seeds", "0"], "--seeds"),
         (["--preset", "8d", "--seconds", "nan"], "--seconds: nan is no duration"),
@@ -69,8 +69,9 @@ def test_help_has_examples_and_exit_codes() -> None:
         (["--preset", "8d", "--idle-watts", "100"], "'75', '300'"),
         (["--preset", "8d", "--json", "no/such/dir/f.json"], "--json: no/such/dir is not a directory"),
         (["--preset", "8d", "--csv", "no/such/dir/f.csv"], "--csv: no/such/dir is not a directory"),
-        (["--config", "run.yaml", "--window", "peak"], "--window, --pairs: only with --preset"),
-        (["--config", "run.yaml", "--pairs", "1"], "--window, --pairs: only with --preset"),
+        (["--config", "run.yaml", "--window", "peak"], "--window, --pairs, --trace, --evicts: only with --preset"),
+        (["--config", "run.yaml", "--trace", "FusionBench"], "only with --preset"),
+        (["--config", "run.yaml", "--evicts", "blocks"], "only with --preset"),
         (["--config", "no-such.yaml"], "no-such.yaml: No such file or directory"),
     ],
 )

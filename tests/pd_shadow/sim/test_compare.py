@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from pd_shadow.perf.energy import PowerModel
-from pd_shadow.sim.compare import Pair, hit_rate, metrics, spread
+from pd_shadow.sim.compare import Pair, hit_rate, metrics, spread, workload_metrics
 from pd_shadow.sim.engine import Usage
 from pd_shadow.sim.feeder import Normal
 from pd_shadow.sim.sessions import CallRecord
@@ -113,3 +113,28 @@ def test_spread_is_mean_and_standard_error_of_what_is_known() -> None:
     assert alone.mean == 2.0
     assert math.isnan(alone.error)
     assert math.isnan(spread([math.nan]).mean)
+
+
+def test_what_the_baselines_sessions_are_like() -> None:
+    calls = [
+        call(0, 0, 0, prompt=1000, output=10),
+        call(0, 1, 1, prompt=2000, cached=500, latency=9.0, output=20),
+        call(0, 2, 1, prompt=3000, cached=2400, latency=3.0, output=60),
+        call(1, 0, 1, prompt=2000, output=30),
+    ]
+    pair = Pair(result(calls), result([]))
+    found = {metric.name: metric.of(pair) for metric in workload_metrics()}
+    assert found == {
+        "switch_calls": 25,
+        "switches_per_session": 0.5,
+        "mean_prompt_tokens": 2000,
+        "p99_prompt_tokens": pytest.approx(2970),
+        "mean_output_tokens": 30,
+        "hit_rate_without_shadow": pytest.approx(100 * 2900 / 8000),
+        # Neither a first call nor a switch.
+        "same_model_hit_rate_without_shadow": 80,
+        "switch_hit_rate_without_shadow": 25,
+        "switch_call_slowdown": 3,
+    }
+    nothing = Pair(result([]), result([]))
+    assert all(math.isnan(metric.of(nothing)) for metric in workload_metrics())

@@ -8,7 +8,7 @@ from pd_shadow.sim import demand
 from pd_shadow.sim.demand import NormalTraffic
 from pd_shadow.sim.simulation import check
 from pd_shadow.sim.workload.matrix_routers import CalibratedRouter, MatrixRouter
-from pd_shadow.sim.workload.routers import MarkovRouter, RandomRouter
+from pd_shadow.sim.workload.routers import AlwaysRouter, MarkovRouter, RandomRouter
 
 from .rig import tiny
 
@@ -23,10 +23,28 @@ WINDOW = 131_072
         ("max-accuracy", MatrixRouter),
         ("random", RandomRouter),
         ("markov", MarkovRouter),
+        ("always-cheap", AlwaysRouter),
     ],
 )
 def test_routers_by_name(name: str, made: type) -> None:
     assert isinstance(demand.router(tiny(router=name, switch_probability=0.1)), made)
+
+
+def test_all_calls_go_to_the_model_with_the_lowest_or_highest_price() -> None:
+    models = ("Llama-3.1-70B-Instruct", "Llama-3.1-8B-Instruct", "Mixtral-8x22B-Instruct-v0.1")
+    for name, index in (("always-cheap", 1), ("always-expensive", 2)):
+        assert demand.router(tiny(router=name, models=models)) == AlwaysRouter(index)
+
+
+def test_routing_by_scores_beats_each_model_and_guessing_has_no_accuracy() -> None:
+    per_cost, most, cheap, expensive = (
+        demand.accuracy(tiny(router=name))
+        for name in ("accuracy-per-cost", "max-accuracy", "always-cheap", "always-expensive")
+    )
+    assert 0 < max(cheap, expensive) < per_cost <= most < 100
+    assert demand.accuracy(tiny()) == per_cost
+    with pytest.raises(ValueError, match=r"^router: random chooses without looking"):
+        demand.accuracy(tiny(router="random"))
 
 
 def test_a_markov_router_needs_its_probability() -> None:
@@ -45,6 +63,13 @@ def test_a_markov_router_needs_its_probability() -> None:
 def test_a_router_that_cannot_be(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         demand.router(tiny(**fields))
+
+
+def test_outputs_are_scaled_and_nothing_else() -> None:
+    plain, short = (demand.sessions(tiny(output_scale=scale), 100, WINDOW) for scale in (1, 0.25))
+    outputs = [sum(call.output_tokens for session in drawn for call in session.calls) for drawn in (plain, short)]
+    assert outputs[1] == pytest.approx(outputs[0] / 4, rel=0.05)
+    assert [session.arrival for session in short] == [session.arrival for session in plain]
 
 
 def test_unknown_names_are_told_with_the_nearest() -> None:

@@ -119,6 +119,20 @@ def test_a_suspended_session_gets_no_more_shadow_work(served: Served) -> None:
     assert served.holder().pool.tokens(SESSION) == covered + 1000
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_shadow_that_is_lost_is_computed_again_only_by_jobs_that_repeat(served: Served, repeats: bool) -> None:
+    served.model.shadow(SESSION, 9000, 0.5, served.clock.now, repeats=repeats)
+    served.rest(5.0)
+    assert served.holder().usage.shadow_tokens == 9000
+    served.model.rewrite(SESSION, 3000)
+    served.rest(5.0)
+    assert served.holder().usage.shadow_tokens == (9000 + 6000 if repeats else 9000)
+    served.model.suspend(SESSION)
+    served.model.rewrite(SESSION, 0)
+    served.rest(5.0)
+    assert not any(engine.pool.tokens(SESSION) for engine in served.model.engines)
+
+
 def test_suspending_a_session_without_shadow_work_does_nothing(served: Served) -> None:
     served.model.suspend(SESSION)
     assert served.call(1000).cached == 0

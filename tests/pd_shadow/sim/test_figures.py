@@ -6,14 +6,19 @@ from dataclasses import replace
 import pytest
 
 from pd_shadow.cli.simulate import FIGURES as NAMED
-from pd_shadow.cli.simulate import WINDOWS
+from pd_shadow.cli.simulate import TRACES, WINDOWS
 from pd_shadow.perf.energy import LOW_IDLE
+from pd_shadow.perf.models import Trace
 from pd_shadow.policy.approach import Approach
 from pd_shadow.sim.compare import metrics
 from pd_shadow.sim.config import Mode, RunConfig
+from pd_shadow.sim.demand import accuracy
 from pd_shadow.sim.figures import own
+from pd_shadow.sim.figures.accuracy import GAIN
+from pd_shadow.sim.figures.assumptions import ENERGY_HIGH_IDLE, ENERGY_LOW_IDLE
 from pd_shadow.sim.figures.base import Figure, Scale, pairs_of, setups
 from pd_shadow.sim.figures.catalogue import FIGURES, figure_named
+from pd_shadow.sim.kv_pool import EvictionUnit
 from pd_shadow.sim.simulation import check
 from pd_shadow.sim.workload.traffic import Window
 
@@ -26,23 +31,67 @@ KNOWN = {metric.name for metric in metrics(LOW_IDLE)}
 def test_the_command_names_every_figure_and_hour() -> None:
     assert set(NAMED) == set(FIGURES)
     assert set(WINDOWS) == set(Window)
+    assert set(TRACES) == set(Trace)
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_preset_builds_runs_that_can_be_made(name: str) -> None:
     figure = figure_named(name, replace(SMALL, most_pairs=1))
-    assert set(figure.shown) <= KNOWN
+    known = {metric.name for metric in figure.metrics(LOW_IDLE)}
+    assert set(figure.shown) <= known
     assert len({setting.name for setting in figure.settings}) == len(figure.settings)
     for setting in figure.settings:
         assert setting.pairs
-        assert set(setting.paper) <= KNOWN
+        assert set(setting.paper) <= known
         for base, other in setting.pairs:
             assert base.approach is Approach.NO_SHADOW
-            assert other.approach is not Approach.NO_SHADOW
+            assert other != base
             same = ("models", "trace", "mode", "seed", "window", "load", "seconds", "instances", "prefill_instances")
             assert all(getattr(base, field) == getattr(other, field) for field in same)
     for config in {(each.models, each.trace, each.router, each.normal): each for each in figure.configs}.values():
         check(config)
+
+
+@pytest.mark.parametrize("name", sorted(set(FIGURES) - {"table1", "table2", "table5"}))
+def test_one_trace_is_enough(name: str) -> None:
+    figure = figure_named(name, replace(SMALL, most_pairs=1, traces=(Trace.GHCP_CODING,)))
+    assert {config.trace for config in figure.configs} == {"GHCP-coding"}
+
+
+def test_pools_make_room_as_the_scale_says() -> None:
+    assert {config.evicts for config in figure_named("8d", SMALL).configs} == {EvictionUnit.ENTRIES}
+    blocks = replace(SMALL, evicts=EvictionUnit.BLOCKS)
+    assert {config.evicts for config in figure_named("table5", blocks).configs} == {EvictionUnit.BLOCKS}
+
+
+def test_tables_without_runs() -> None:
+    for name in ("table1", "table2"):
+        figure = figure_named(name, SMALL)
+        assert figure.configs == []
+        rows = figure.rows({}, LOW_IDLE)
+        assert {row.figure for row in rows} == {figure.name}
+        assert all(row.paper is not None and row.ours == pytest.approx(row.paper, rel=0.15) for row in rows)
+
+
+def test_accuracy_is_told_against_always_expensive() -> None:
+    figure = figure_named("7", replace(SMALL, most_pairs=1, traces=(Trace.FUSIONBENCH,)))
+    assert {base.router for setting in figure.settings for base, _ in setting.pairs} == {"always-expensive"}
+    base, _ = figure.settings[0].pairs[0]
+    calls = outcome(approach=Approach.NO_SHADOW).calls
+    results = {config: replace(outcome(), config=config, calls=calls) for config in figure.configs}
+    rows = {(row.setting, row.metric): row.ours for row in figure.rows(results, LOW_IDLE)}
+    # The two models are right on different queries.
+    for setting in figure.settings:
+        better = rows[setting.name, GAIN]
+        assert better == pytest.approx(rows[setting.name, "accuracy"] - accuracy(base))
+        assert better > 3 if "router" in setting.name else better < 5
+
+
+def test_assumptions_are_told_for_both_idle_powers() -> None:
+    figure = figure_named("assumptions", SMALL)
+    results = {config: outcome(approach=config.approach) for config in figure.configs}
+    rows = {row.metric: row.ours for row in figure.rows(results, LOW_IDLE)}
+    assert rows[ENERGY_LOW_IDLE] != rows[ENERGY_HIGH_IDLE]
 
 
 def test_an_unknown_figure_is_told_with_the_nearest() -> None:
@@ -53,7 +102,7 @@ def test_an_unknown_figure_is_told_with_the_nearest() -> None:
 def test_the_papers_pairs() -> None:
     assert len(pairs_of(Scale())) == 22
     assert len(pairs_of(Scale(most_pairs=1))) == len({pair.trace for pair in pairs_of(Scale())}) == 4
-    assert [pair.trace for pair in setups()] == [pair.trace for pair in pairs_of(Scale(most_pairs=1))]
+    assert [pair.trace for pair in setups(SMALL)] == [pair.trace for pair in pairs_of(Scale(most_pairs=1))]
     figure = figure_named("8d", SMALL)
     assert {len(setting.pairs) for setting in figure.settings} == {22}
     for base, _ in figure.settings[0].pairs:
@@ -85,14 +134,14 @@ def test_settings_share_their_runs() -> None:
 def test_one_baseline_does_for_what_it_does_not_use(name: str) -> None:
     figure = figure_named(name, SMALL)
     bases = [config for config in figure.configs if config.approach is Approach.NO_SHADOW]
-    assert len(bases) == len(setups())
+    assert len(bases) == len(setups(SMALL))
 
 
 @pytest.mark.parametrize(("name", "points"), [("9d", 4), ("9e", 4), ("16a", 4), ("16b", 2), ("16c", 3), ("16g", 5)])
 def test_and_not_for_what_it_does(name: str, points: int) -> None:
     figure = figure_named(name, SMALL)
     bases = [config for config in figure.configs if config.approach is Approach.NO_SHADOW]
-    assert len(bases) == points * len(setups())
+    assert len(bases) == points * len(setups(SMALL))
 
 
 def test_rows_are_means_over_pairs_and_errors_over_repetitions() -> None:

@@ -3,17 +3,32 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pd_shadow.sim.host_tier import HostTier
-from pd_shadow.sim.kv_pool import BLOCK_TOKENS, KvPool, Lease
+from pd_shadow.sim.kv_pool import BLOCK_TOKENS, EvictionUnit, KvPool, Lease
 
 B = BLOCK_TOKENS
 SESSION = -1
 
 
-def pool(blocks: int = 8, *, cap_share: float = 0.5, cold_seconds: float = 5.0, host: HostTier | None = None) -> KvPool:
-    return KvPool(blocks * B, cap_share=cap_share, cold_seconds=cold_seconds, host=host)
+def pool(
+    blocks: int = 8,
+    *,
+    cap_share: float = 0.5,
+    cold_seconds: float = 5.0,
+    evicts: EvictionUnit = EvictionUnit.BLOCKS,
+    extensions_are_normal: bool = False,
+    host: HostTier | None = None,
+) -> KvPool:
+    return KvPool(
+        blocks * B,
+        cap_share=cap_share,
+        cold_seconds=cold_seconds,
+        evicts=evicts,
+        extensions_are_normal=extensions_are_normal,
+        host=host,
+    )
 
 
 def served(kv: KvPool, context: int | None, tokens: int, now: float, reusable: int = 0) -> Lease:
@@ -113,6 +128,45 @@ def test_what_is_evicted_is_found_in_host_memory() -> None:
     assert (lease.cached, lease.loaded) == (B, 2 * B)
 
 
+def test_entries_go_as_a_whole() -> None:
+    kv = pool(8, evicts=EvictionUnit.ENTRIES)
+    served(kv, SESSION, 3 * B, 0.0)
+    served(kv, None, 4 * B, 1.0)
+    served(kv, -2, 2 * B, 2.0)
+    # One block was free, and one of the session's three was needed.
+    assert kv.tokens(SESSION) == 0
+    # The room that it leaves is used first, then a finished request's.
+    served(kv, -3, 2 * B, 3.0)
+    served(kv, -4, B, 4.0)
+    served(kv, -5, 3 * B, 5.0)
+    assert [kv.tokens(context) for context in (-2, -3, -4, -5)] == [2 * B, 2 * B, B, 3 * B]
+
+
+@pytest.mark.parametrize("evicts", EvictionUnit)
+def test_what_shadow_work_added_goes_before_what_a_call_left(evicts: EvictionUnit) -> None:
+    kv = pool(8, evicts=evicts)
+    served(kv, -2, 2 * B, 0.0)
+    served(kv, SESSION, 2 * B, 1.0)
+    assert kv.grow_shadow(SESSION, 2 * B, 2 * B, 2.0) == 2 * B
+    served(kv, None, 3 * B, 3.0)
+    assert kv.tokens(SESSION) == (3 if evicts is EvictionUnit.BLOCKS else 2) * B
+    assert kv.tokens(-2) == 2 * B
+
+
+def test_extensions_that_are_normal_go_with_what_they_extend() -> None:
+    kv = pool(8, extensions_are_normal=True)
+    served(kv, -2, 2 * B, 0.0)
+    served(kv, SESSION, 2 * B, 1.0)
+    assert kv.grow_shadow(SESSION, 2 * B, 2 * B, 2.0) == 2 * B
+    assert kv.cache.size == 0
+    served(kv, None, 3 * B, 3.0)
+    assert kv.tokens(SESSION) == 4 * B
+    assert kv.tokens(-2) == B
+    # A shadow that extends nothing is one.
+    kv.grow_shadow(-3, 0, B, 10.0)
+    assert kv.cache.size == 1
+
+
 def test_a_pool_without_a_block_is_an_error() -> None:
     with pytest.raises(ValueError, match="holds no block"):
         KvPool(B - 1, cap_share=0.25, cold_seconds=5)
@@ -123,9 +177,13 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = pool(12, host=HostTier(10 * B))
+        self.kv = pool(12)
         self.now = 0.0
         self.leases: list[tuple[Lease, int | None, int]] = []
+
+    @initialize(evicts=st.sampled_from(EvictionUnit), extensions_are_normal=st.booleans())
+    def choose(self, evicts: EvictionUnit, extensions_are_normal: bool) -> None:
+        self.kv = pool(12, evicts=evicts, extensions_are_normal=extensions_are_normal, host=HostTier(10 * B))
 
     @rule(seconds=st.floats(0, 10))
     def wait(self, seconds: float) -> None:

@@ -30,6 +30,8 @@ ALL_FIELDS: dict[str, object] = {
     "slo_scale": 2.0,
     "chunk_tokens": 512,
     "keeps_finished": False,
+    "evicts": "entries",
+    "output_scale": 0.5,
     "warm_up_seconds": 6,
     "seconds": 21,
     "policy": {"beta": 0.25},
