@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from controller.config import ControllerConfig
+from controller.config import ENVIRONMENT_PREFIX, ControllerConfig
 from controller.server.app import Controller, StartError
 from pd_shadow.common.config import ConfigError, load
 from pd_shadow.common.logs import LOG_LEVELS, configure
@@ -29,7 +29,7 @@ def main(path: Path | None, check: bool, **overrides: str | None) -> None:
       pd-shadow serve controller --config cluster.yaml --check
     """
     try:
-        config = load(ControllerConfig, path, overrides)
+        config = load(ControllerConfig, path, overrides, prefix=ENVIRONMENT_PREFIX)
     except ConfigError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -42,6 +42,10 @@ class ClusterCollector(Collector):
         expired = CounterMetricFamily(
             f"{PREFIX}instance_expired_exports", "Exports on P that no D came for, by its own count.", labels=names
         )
+        draining = GaugeMetricFamily(f"{PREFIX}instance_draining", "1 while an operator drains the name.", labels=names)
+        paused = GaugeMetricFamily(
+            f"{PREFIX}instance_shadow_paused", "1 while operators let no shadow work begin here.", labels=names
+        )
         sessions = GaugeMetricFamily(f"{PREFIX}instance_sessions", "Sessions bound here.", labels=names)
         info = GaugeMetricFamily(
             f"{PREFIX}instance_info",
@@ -54,11 +58,13 @@ class ClusterCollector(Collector):
             calls.add_metric(labels, instance.calls)
             pending.add_metric(labels, instance.pending_prefill_tokens)
             sessions.add_metric(labels, instance.sessions)
+            draining.add_metric(labels, float(instance.draining))
+            paused.add_metric(labels, float(instance.paused))
             failed.add_metric(labels, instance.load.failed_transfers)
             expired.add_metric(labels, instance.load.expired_exports)
             if instance.facts.vllm_version:
                 info.add_metric([*labels, instance.facts.vllm_version, instance.facts.plugin_version], 1.0)
-        yield from (info, up, calls, pending, sessions, failed, expired)
+        yield from (info, up, calls, pending, sessions, draining, paused, failed, expired)
 
     def _links(self) -> Iterator[Metric]:
         seconds = CounterMetricFamily(

@@ -17,11 +17,12 @@ from controller.core.instance import Facts, Instance, InstanceRef, LoadReport
 from controller.core.ledger import CallLedger, ShadowLedger
 from controller.core.placement import place_decode, place_prefill
 from controller.core.registry import Changes, Declared, Registry, describe_conflict
-from controller.core.rejection import RejectedError
+from controller.core.rejection import RejectedError, invalid_field
 from controller.core.session import Binding, Digest, Session, SessionKey, Sessions
 from controller.core.shadow_job import ShadowJob
 from controller.core.shadow_jobs import ShadowJobs
 from controller.core.shadow_policy import ShadowPolicy
+from controller.core.switches import switch
 from pd_shadow.api.v1 import admin_pb2 as admin
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import placement_pb2 as pb
@@ -102,7 +103,6 @@ class Cluster:
         self._engine_limits: dict[common.Role.ValueType, Limits] = {
             role: self.shadow_policy.limits(role) for role in ROLES
         }
-        self._engines_paused = False
         self._effects: list[Effect] = []
         self._events: deque[Event] = deque(maxlen=config.limits.events_kept)
         self._sequence = itertools.count(1)
@@ -149,13 +149,13 @@ class Cluster:
         reason = label(common.RejectionReason.DESCRIPTOR, error.reason)
         self._event(admin.EVENT_KIND_INSTANCE_STATE, name, reason, error.message)
 
-    def drain(self, now: float, name: str) -> None:
-        """Place nothing new on the instance; shadow legs there are cancelled, calls end normally."""
-        self._set_draining(now, name, draining=True)
-
-    def undrain(self, now: float, name: str) -> None:
-        """Take a drain back."""
-        self._set_draining(now, name, draining=False)
+    def mark_leaving(self, now: float, name: str, *, leaving: bool) -> None:
+        """Discovery says that this life ends soon, or after all does not: it drains, whatever operators say."""
+        self._now = now
+        instance = self.registry.named(name)
+        if instance is not None and instance.leaving != leaving:
+            drained, instance.leaving = instance.draining, leaving
+            self._follow_drain(now, instance, before=drained)
 
     def observe(self, now: float, name: str, facts: Facts, load: LoadReport) -> Changes:
         """A healthy look at an instance; raises RejectedError for an unknown name or a replaced incarnation."""
@@ -199,7 +199,6 @@ class Cluster:
         if limits is not None:
             self._emit(LimitEngine(ref, limits))
         # Always: an earlier life of this controller may have said otherwise.
-        instance.paused = self._engines_paused
         self._emit(PauseEngine(ref, instance.paused))
         self._schedule(now)
         return stream
@@ -213,17 +212,6 @@ class Cluster:
         """A stream ended."""
         self._now = now
         self._apply(self.registry.detach(ref, stream))
-
-    def pause_engines(self, now: float, *, paused: bool) -> None:
-        """Tell every attached engine, now and later, to do no shadow work, or to do it again."""
-        self._now = now
-        self._engines_paused = paused
-        for instance in self.registry:
-            if not instance.request_level:
-                instance.paused = paused
-            if instance.stream:
-                self._emit(PauseEngine(instance.ref, paused))
-        self._schedule(now)
 
     def limit_engines(self, now: float, role: common.Role.ValueType, limits: Limits) -> None:
         """Tell every attached engine of a role, now and later, to run with other settings."""
@@ -291,11 +279,7 @@ class Cluster:
         colocated = prefill.placed is not None and prefill.placed.instance.colocated
         decode = prefill.placed if colocated else place_decode(self.registry, model, binding)
         if decode is None:
-            raise RejectedError(
-                common.REJECTION_REASON_NO_READY_INSTANCE,
-                f"no decode or colocated instance of {model!r} is ready",
-                field="model",
-            )
+            raise self._nowhere(model)
         session = self._touch(now, session_key, gateway_id, task) if session_key is not None else None
         is_switch = session is not None and bool(session.current_model) and session.current_model != model
         call = Call(
@@ -319,6 +303,8 @@ class Cluster:
                 self.call_ledger.placements[model, placed.instance.role, placed.reason] += 1
         targets: list[ShadowTarget] = []
         if session is not None:
+            self._keep_wishes(session.binding(model), call)
+            self._leave_draining(session)
             if session.current_model:
                 self.prior.observe(session.task, session.current_model, model)
             session.calls += 1
@@ -436,18 +422,88 @@ class Cluster:
         self._event(admin.EVENT_KIND_GATEWAY, gateway_id, "left", "shadow stream ended")
         self._schedule(now)
 
+    # What operators do. Each raises RejectedError for a name that is not known.
+
+    def drain(self, now: float, name: str) -> None:
+        """Place nothing new on instances of this name; shadow legs there are cancelled, calls end normally."""
+        self._set_draining(now, name, draining=True)
+
+    def undrain(self, now: float, name: str) -> None:
+        """Take a drain back."""
+        self._set_draining(now, name, draining=False)
+
+    def pause_cluster(self, now: float, *, paused: bool) -> None:
+        """Pause all shadow work, or take that back; so for a model or an instance below."""
+        self._now = now
+        before, self.registry.switches.cluster_paused = self.registry.switches.cluster_paused, paused
+        self._follow_pauses(now, "cluster", changed=before != paused, paused=paused)
+
+    def pause_model(self, now: float, model: str, *, paused: bool) -> None:
+        self._now = now
+        self.registry.check_model(model, field="model")
+        changed = switch(self.registry.switches.paused_models, model, on=paused)
+        self._follow_pauses(now, model, changed=changed, paused=paused)
+
+    def pause_instance(self, now: float, name: str, *, paused: bool) -> None:
+        self._now = now
+        self.registry.check_known(name, field="instance")
+        changed = switch(self.registry.switches.paused_instances, name, on=paused)
+        self._follow_pauses(now, name, changed=changed, paused=paused)
+
+    def rebind(self, now: float, key: SessionKey, model: str, *, prefill: str | None, decode: str | None) -> Session:
+        """Bind sides of a session for its next call; None leaves a side, an empty name unbinds it.
+
+        Raises RejectedError also for an instance of another model or role, and for one that takes no calls.
+        """
+        self._now = now
+        session = self.known_session(key)
+        self.registry.check_model(model, field="model")
+        on_prefill = self._target(model, "prefill", prefill, common.ROLE_PREFILL, common.ROLE_COLOCATED)
+        on_decode = self._target(model, "decode", decode, common.ROLE_DECODE)
+        binding = session.binding(model)
+        job = self.jobs.get(key, model)
+        if job is not None:
+            self.jobs.abort_leg(now, job, common.SHADOW_REASON_REBOUND)
+        sides = []
+        if prefill is not None:
+            self.coverage.rebind_prefill(binding, on_prefill)
+            sides.append(f"prefill {prefill or 'unbound'}")
+        if decode is not None:
+            self.coverage.rebind_decode(binding, on_decode)
+            sides.append(f"decode {decode or 'unbound'}")
+        self._rehome(job, session)
+        reason = label(common.PlacementReason.DESCRIPTOR, common.PLACEMENT_REASON_REBOUND)
+        self._event(admin.EVENT_KIND_SESSION_REBOUND, key.session_id, reason, f"{model}: {', '.join(sides)}")
+        self._schedule(now)
+        return session
+
+    def forget(self, now: float, key: SessionKey) -> None:
+        """Forget a session; its calls in flight go on, as calls of no session."""
+        self._now = now
+        session = self.known_session(key)
+        for call in self.calls.values():
+            if call.session == key:
+                call.session = None
+        self._forget(now, session)
+        self._schedule(now)
+
     # Reads.
+
+    def known_session(self, key: SessionKey) -> Session:
+        """The session; raises RejectedError if there is none."""
+        session = self.sessions.get(key)
+        if session is None:
+            raise RejectedError(
+                common.REJECTION_REASON_UNKNOWN_SESSION, f"no session {key.session_id!r}", field="session.session_id"
+            )
+        return session
 
     def warmth(self, key: SessionKey) -> tuple[str, list[Warmth]]:
         """The session's current model, and every model's warmth, likeliest next model first.
 
         Raises RejectedError for an unknown session.
         """
-        session = self.sessions.get(key)
-        if session is None:
-            raise RejectedError(
-                common.REJECTION_REASON_UNKNOWN_SESSION, f"no session {key.session_id!r}", field="session.session_id"
-            )
+        session = self.known_session(key)
         models = self.registry.models()
         found = [self._warmth(session, model, len(models)) for model in models]
         return session.current_model, sorted(found, key=lambda warmth: (-warmth.switch_probability, warmth.model))
@@ -478,22 +534,22 @@ class Cluster:
 
     def _set_draining(self, now: float, name: str, *, draining: bool) -> None:
         self._now = now
+        self.registry.check_known(name, field="name")
+        switch(self.registry.switches.drained, name, on=draining)
         instance = self.registry.named(name)
-        if instance is None or instance.draining == draining:
+        if instance is not None:
+            before, instance.drained = instance.draining, draining
+            self._follow_drain(now, instance, before=before)
+
+    def _follow_drain(self, now: float, instance: Instance, *, before: bool) -> None:
+        """An instance drains now, or no longer does; nothing happens where that is as before."""
+        if instance.draining == before:
             return
-        instance.draining = draining
-        if draining:
-            self.jobs.abort_on(now, instance, common.SHADOW_REASON_INSTANCE_LOST)
+        if instance.draining:
+            self.jobs.abort_on(now, instance, common.SHADOW_REASON_INSTANCE_DRAINING)
         self.generation += 1
-        if not instance.alive:
-            return
-        state = common.INSTANCE_STATE_DRAINING if draining else instance.state
-        self._event(
-            admin.EVENT_KIND_INSTANCE_STATE,
-            name,
-            label(common.InstanceState.DESCRIPTOR, state),
-            f"incarnation {instance.facts.incarnation}",
-        )
+        if instance.alive:
+            self._note_state(instance)
         self._schedule(now)
 
     def _emit(self, effect: Effect) -> None:
@@ -525,29 +581,106 @@ class Cluster:
             )
         for instance in changes.state_changed:
             self.generation += 1
-            state = label(common.InstanceState.DESCRIPTOR, instance.state)
-            self._event(
-                admin.EVENT_KIND_INSTANCE_STATE, instance.name, state, f"incarnation {instance.facts.incarnation}"
-            )
+            self._note_state(instance)
         for instance, reason in changes.lost:
             self.jobs.abort_on(self._now, instance, common.SHADOW_REASON_INSTANCE_LOST)
             for session in self.sessions:
                 for model, binding in session.bindings.items():
-                    if model == instance.model and self.coverage.instance_lost(binding, instance, reason):
-                        self._event(
-                            admin.EVENT_KIND_SESSION_REBOUND,
-                            session.key.session_id,
-                            label(common.PlacementReason.DESCRIPTOR, reason),
-                            f"{model}: {instance.name} {instance.facts.incarnation}",
-                        )
+                    if model == instance.model and self.coverage.leave(binding, instance, reason):
+                        self._note_left(session, instance, reason)
         for model in {instance.model for instance in changes.state_changed}:
             for job in self.jobs.homeless(model):
-                homeless = self.sessions.get(job.session)
-                sides = self._shadow_sides(homeless, model) if homeless else None
-                if sides is not None:
-                    self.jobs.rehome(job, *sides)
+                self._rehome(job, self.sessions.get(job.session))
         if changes.state_changed:
             self._schedule(self._now)
+
+    def _note_state(self, instance: Instance) -> None:
+        state = label(common.InstanceState.DESCRIPTOR, instance.shown_state)
+        self._event(admin.EVENT_KIND_INSTANCE_STATE, instance.name, state, f"incarnation {instance.facts.incarnation}")
+
+    def _note_left(self, session: Session, instance: Instance, reason: common.PlacementReason.ValueType) -> None:
+        self._event(
+            admin.EVENT_KIND_SESSION_REBOUND,
+            session.key.session_id,
+            label(common.PlacementReason.DESCRIPTOR, reason),
+            f"{instance.model}: {instance.name} {instance.facts.incarnation}",
+        )
+
+    def _rehome(self, job: ShadowJob | None, session: Session | None) -> None:
+        """Give a job without a leg the P and D its session's binding says, if there are any."""
+        sides = self._shadow_sides(session, job.model) if job is not None and session is not None else None
+        if job is not None and sides is not None:
+            self.jobs.rehome(job, *sides)
+
+    def _nowhere(self, model: str) -> RejectedError:
+        """Why a call for this model cannot be placed."""
+        generating = (common.ROLE_DECODE, common.ROLE_COLOCATED)
+        draining = [
+            i.name
+            for i in self.registry
+            if i.model == model and i.role in generating and i.shown_state == common.INSTANCE_STATE_DRAINING
+        ]
+        if draining:
+            return RejectedError(
+                common.REJECTION_REASON_ALL_DRAINING,
+                f"every decode or colocated instance of {model!r} that is up drains: {', '.join(sorted(draining))}",
+                field="model",
+            )
+        return RejectedError(
+            common.REJECTION_REASON_NO_READY_INSTANCE,
+            f"no decode or colocated instance of {model!r} is ready",
+            field="model",
+        )
+
+    def _leave_draining(self, session: Session) -> None:
+        """Unbind the session's sides on instances that drain, where others can take their place."""
+        reason = common.PLACEMENT_REASON_INSTANCE_DRAINING
+        for model, binding in session.bindings.items():
+            for ref in (binding.prefill, binding.decode):
+                instance = self.registry.live(ref)
+                if instance is None or not instance.draining or not self.registry.ready(model, instance.role):
+                    continue
+                self.coverage.leave(binding, instance, reason, common.SHADOW_REASON_INSTANCE_DRAINING)
+                self._note_left(session, instance, reason)
+
+    @staticmethod
+    def _keep_wishes(binding: Binding, call: Call) -> None:
+        """A call that could not follow an operator's wish ends it, so that it binds the session where it goes."""
+        if call.prefill is None or call.prefill.instance.ref != binding.prefill:
+            binding.prefill_wished = False
+        if call.decode.instance.ref != binding.decode:
+            binding.decode_wished = False
+
+    def _follow_pauses(self, now: float, subject: str, *, changed: bool, paused: bool) -> None:
+        """Let every instance do what the switches say, and tell engines with the plugin."""
+        if not changed:
+            return
+        for instance in self.registry:
+            pauses = self.registry.switches.pauses(instance.name, instance.model)
+            if pauses == instance.paused:
+                continue
+            instance.pause(now, paused=pauses)
+            if pauses:
+                self.jobs.pause_on(instance)
+            if instance.stream:
+                self._emit(PauseEngine(instance.ref, pauses))
+        state = "paused" if paused else "resumed"
+        self._event(admin.EVENT_KIND_SHADOW_PAUSE, subject, state, f"shadow work {state} by an operator")
+        self._schedule(now)
+
+    def _target(self, model: str, field: str, name: str | None, *roles: common.Role.ValueType) -> Instance | None:
+        """The instance that a side is to be bound to; raises RejectedError unless it can be."""
+        if not name:
+            return None
+        self.registry.check_known(name, field=field)
+        instance = self.registry.named(name)
+        if instance is None or not instance.ready:
+            state = label(common.InstanceState.DESCRIPTOR, instance.shown_state) if instance else "not seen yet"
+            raise RejectedError(common.REJECTION_REASON_INSTANCE_NOT_READY, f"{field}: {name} is {state}", field=field)
+        if instance.model != model or instance.role not in roles:
+            role = label(common.Role.DESCRIPTOR, instance.role)
+            raise invalid_field(field, f"{name} is a {role} instance of {instance.model!r}")
+        return instance
 
     def _touch(self, now: float, key: SessionKey, gateway_id: str, task: str) -> Session:
         session, evicted = self.sessions.touch(now, key)
@@ -599,6 +732,9 @@ class Cluster:
             sides = sides_of[model]
             job = self.jobs.want(now, session, model, *sides, probability)
             if verdict is switch_prior.Verdict.SHADOW:
+                # Nothing could come of a rendering yet; the session's next call asks for a new one.
+                if sides[0].paused or sides[0].draining:
+                    continue
                 targets.append(ShadowTarget(model, probability, sides[0]))
             else:
                 self.jobs.suspend(job, common.ShadowReason.Value(f"SHADOW_REASON_{verdict.name}"))
@@ -684,18 +820,20 @@ class Cluster:
     def _warmth(self, session: Session, model: str, models: int) -> Warmth:
         binding = session.bindings.get(model) or Binding()
         job = self.jobs.get(session.key, model)
+        drains = {ref for ref in (binding.prefill, binding.decode) if self._draining(ref)}
         # A side that lost its instance tells nothing any more, the other one still does.
         context = max(job.target_tokens if job else 0, binding.prefill_tokens) or binding.decode_tokens
         if not context and session.current_model:
             used = session.binding(session.current_model)
             context = used.prefill_tokens or used.decode_tokens
-        held = min(binding.prefill_tokens, context)
+        # A call placed now would leave an instance that drains.
+        held = 0 if binding.prefill in drains else min(binding.prefill_tokens, context)
         seconds = self._prefill_seconds(model, binding, context)
         probability = self.prior.probability(session.task, session.current_model, model, models)
         return Warmth(
             model,
             held,
-            min(binding.decode_tokens, context),
+            0 if binding.decode in drains else min(binding.decode_tokens, context),
             context,
             held / context if context else 0.0,
             seconds,
@@ -715,6 +853,10 @@ class Cluster:
         # Without P, D computes what it does not hold.
         held = binding.decode_tokens if decode.instance.ref == binding.decode else 0
         return max(0, context - held) / decode.instance.prefill_tokens_per_second
+
+    def _draining(self, ref: InstanceRef | None) -> bool:
+        instance = self.registry.live(ref)
+        return instance is not None and instance.draining
 
     def _schedule(self, now: float) -> None:
         self.jobs.schedule(now, self._connected.__contains__, self._gateway_of)

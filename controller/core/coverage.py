@@ -17,29 +17,58 @@ class Coverage:
         self._registry = registry
         self._ledger = ledger
 
-    def bind_prefill(self, binding: Binding, instance: Instance) -> None:
-        """Bind P; a move leaves everything the old P held behind."""
+    def bind_prefill(self, binding: Binding, instance: Instance) -> bool:
+        """Bind P, unless the session is to stay where it is; a move leaves everything the old P held behind.
+
+        True if the binding is on the instance now.
+        """
         if binding.prefill == instance.ref:
-            return
-        self._leave_prefill(binding, pb.SHADOW_REASON_INSTANCE_LOST)
+            return True
+        if binding.prefill is not None and (binding.prefill_wished or instance.draining):
+            return False
+        old = self._registry.live(binding.prefill)
+        drains = old is not None and old.draining
+        self._leave_prefill(binding, pb.SHADOW_REASON_INSTANCE_DRAINING if drains else pb.SHADOW_REASON_INSTANCE_LOST)
         binding.prefill = instance.ref
         binding.prefill_lost = None
         instance.sessions += 1
+        return True
 
-    def bind_decode(self, binding: Binding, instance: Instance) -> None:
-        """Bind D; a move leaves everything the old D held behind."""
+    def bind_decode(self, binding: Binding, instance: Instance) -> bool:
+        """Bind D as `bind_prefill` binds P."""
         if binding.decode == instance.ref:
-            return
+            return True
+        if binding.decode is not None and (binding.decode_wished or instance.draining):
+            return False
         self._leave_decode(binding)
         binding.decode = instance.ref
         binding.decode_lost = None
         instance.sessions += 1
+        return True
 
-    def instance_lost(self, binding: Binding, instance: Instance, reason: pb.PlacementReason.ValueType) -> bool:
-        """Unbind a side whose instance is no more; True if the binding was on it."""
+    def rebind_prefill(self, binding: Binding, instance: Instance | None) -> None:
+        """An operator binds P to an instance, for the next call to go there, or to none."""
+        self._leave_prefill(binding, pb.SHADOW_REASON_REBOUND)
+        binding.prefill_lost = pb.PLACEMENT_REASON_REBOUND
+        binding.prefill_wished = instance is not None and self.bind_prefill(binding, instance)
+
+    def rebind_decode(self, binding: Binding, instance: Instance | None) -> None:
+        """An operator binds D to an instance, for the next call to go there, or to none."""
+        self._leave_decode(binding)
+        binding.decode_lost = pb.PLACEMENT_REASON_REBOUND
+        binding.decode_wished = instance is not None and self.bind_decode(binding, instance)
+
+    def leave(
+        self,
+        binding: Binding,
+        instance: Instance,
+        reason: pb.PlacementReason.ValueType,
+        wasted: pb.ShadowReason.ValueType = pb.SHADOW_REASON_INSTANCE_LOST,
+    ) -> bool:
+        """Unbind what is on an instance that is no more, or that drains; True if the binding was on it."""
         touched = False
         if binding.prefill == instance.ref:
-            self._leave_prefill(binding, pb.SHADOW_REASON_INSTANCE_LOST)
+            self._leave_prefill(binding, wasted)
             binding.prefill_lost = reason
             touched = True
         if binding.decode == instance.ref:
@@ -88,13 +117,17 @@ class Coverage:
             self._ledger.hit += hit
             self._ledger.waste(binding.shadow_resident - hit, pb.SHADOW_REASON_CUT_BACK)
             binding.shadow_resident = 0
-        self.bind_prefill(binding, instance)
+        if not self.bind_prefill(binding, instance):
+            return
+        binding.prefill_wished = False
         binding.prefill_tokens = binding.normal_tokens = whole_blocks(held_tokens, instance.facts.block_size)
         binding.digests = digests
 
     def call_decoded(self, binding: Binding, instance: Instance, context_tokens: int) -> None:
         """A call left prompt and output on D; the last token's KV is never written."""
-        self.bind_decode(binding, instance)
+        if not self.bind_decode(binding, instance):
+            return
+        binding.decode_wished = False
         binding.decode_tokens = whole_blocks(max(0, context_tokens - 1), instance.facts.block_size)
 
     def cut_back(self, binding: Binding, kept_tokens: int, block_size: int) -> int:
@@ -148,6 +181,7 @@ class Coverage:
         if old is not None:
             old.sessions -= 1
         binding.prefill = None
+        binding.prefill_wished = False
         binding.prefill_tokens = binding.normal_tokens = binding.shadow_resident = 0
         binding.digests = ()
 
@@ -156,4 +190,5 @@ class Coverage:
         if old is not None:
             old.sessions -= 1
         binding.decode = None
+        binding.decode_wished = False
         binding.decode_tokens = 0

@@ -21,6 +21,7 @@ from transfer.ledger import LinkLedger
 STARTING = pb.INSTANCE_STATE_STARTING
 READY = pb.INSTANCE_STATE_READY
 SUSPECT = pb.INSTANCE_STATE_SUSPECT
+DRAINING = pb.INSTANCE_STATE_DRAINING
 GONE = pb.INSTANCE_STATE_GONE
 
 # Until calls were seen; only comparisons between instances of one model depend on it.
@@ -125,10 +126,11 @@ class Instance:
     fetch_leg: str | None = None
     # The number of the stream the plugin reports on; 0 while there is none.
     stream: int = 0
-    # Whether the plugin was told to do no shadow work.
+    # What operators switched for the name: nothing new comes here; no shadow work is done here.
+    drained: bool = False
     paused: bool = False
-    # Whether nothing new comes here; what runs may end.
-    draining: bool = False
+    # Discovery says that this life ends soon.
+    leaving: bool = False
     sessions: int = 0
     prefill_tokens_per_second: float = DEFAULT_PREFILL_TOKENS_PER_SECOND
     gate: LinkGate = field(default_factory=LinkGate)
@@ -147,9 +149,19 @@ class Instance:
         return InstanceRef(self.name, self.facts.incarnation)
 
     @property
+    def draining(self) -> bool:
+        """Whether nothing new comes here, while what runs may end: by an operator's wish, or because its life ends."""
+        return self.drained or self.leaving
+
+    @property
     def ready(self) -> bool:
         """Whether calls and legs may be placed here."""
         return self.state == READY and not self.draining
+
+    @property
+    def shown_state(self) -> pb.InstanceState.ValueType:
+        """The state that others see: what is known of its health, and whether a healthy instance drains."""
+        return DRAINING if self.draining and self.state == READY else self.state
 
     @property
     def alive(self) -> bool:
@@ -194,6 +206,11 @@ class Instance:
         """The inbound link's gate for a change of state, the time until now booked under the old state."""
         self.link.settle(now)
         return self.gate
+
+    def pause(self, now: float, *, paused: bool) -> None:
+        """Let no shadow work begin here, nor on the inbound link; or let it."""
+        self.paused = paused
+        self.settled_gate(now).paused = paused
 
     def apply(self, what: InstanceInput) -> bool:
         """Move along TRANSITIONS; True if the state changed."""

@@ -41,6 +41,8 @@ def place_prefill(
     if binding is not None and sticky is not None:
         held = binding.expected_warm(digests, binding.prefill_tokens)
         warm = min(whole_blocks(held, sticky.facts.block_size), prompt_tokens)
+    if binding is not None and binding.prefill_wished and sticky is not None and sticky.ready:
+        ready = {sticky.name: sticky}
     choice = policy.choose(
         [
             policy.Candidate(
@@ -86,8 +88,11 @@ def _reason(
         lost = binding.prefill_lost if side == "prefill" else binding.decode_lost
         return lost or pb.PLACEMENT_REASON_FIRST_CALL
     if bound == chosen.ref:
-        return pb.PLACEMENT_REASON_STICKY
+        wished = binding.prefill_wished if side == "prefill" else binding.decode_wished
+        return pb.PLACEMENT_REASON_REBOUND if wished else pb.PLACEMENT_REASON_STICKY
     sticky = registry.live(bound)
+    if sticky is not None and sticky.draining:
+        return pb.PLACEMENT_REASON_INSTANCE_DRAINING
     if sticky is None or not sticky.ready:
         return pb.PLACEMENT_REASON_INSTANCE_LOST
     return pb.PLACEMENT_REASON_STICKY_BUSY

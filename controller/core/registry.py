@@ -20,7 +20,8 @@ from controller.core.instance import (
     LoadReport,
     partner_conflict,
 )
-from controller.core.rejection import RejectedError
+from controller.core.rejection import RejectedError, unknown
+from controller.core.switches import Switches
 from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.common.reasons import label
 
@@ -58,6 +59,7 @@ class Registry:
         self._declared: dict[str, Declared] = {}
         self._lives: dict[str, Instance] = {}
         self._past: dict[str, list[str]] = {}
+        self.switches = Switches()
         self._streams = itertools.count(1)
 
     def __iter__(self) -> Iterator[Instance]:
@@ -83,8 +85,23 @@ class Registry:
         """Every model some instance is declared for or attached with, sorted."""
         return sorted({d.model for d in self._declared.values()} | {i.model for i in self._lives.values()})
 
+    def names(self) -> set[str]:
+        """Every name that is declared or was seen."""
+        return self._declared.keys() | self._lives.keys()
+
     def named(self, name: str) -> Instance | None:
         return self._lives.get(name)
+
+    def check_known(self, name: str, *, field: str) -> None:
+        """Raise RejectedError, with the nearest known name, unless the name is declared or was seen."""
+        if name not in self._declared and name not in self._lives:
+            raise unknown(pb.REJECTION_REASON_UNKNOWN_INSTANCE, "instance", name, self.names(), field=field)
+
+    def check_model(self, model: str, *, field: str) -> None:
+        """Raise RejectedError, with the nearest known name, unless some instance is known for the model."""
+        models = self.models()
+        if model not in models:
+            raise unknown(pb.REJECTION_REASON_UNKNOWN_MODEL, "model", model, models, field=field)
 
     def live(self, ref: InstanceRef | None) -> Instance | None:
         """The instance behind a reference, if that very life is still the current one."""
@@ -122,7 +139,7 @@ class Registry:
             instance = _life(now, declared, facts, request_level=True)
             if self._refused(instance, changes):
                 return changes
-            self._lives[name] = instance
+            self._begin(now, instance)
         self._seen(now, instance, load, changes)
         return changes
 
@@ -140,7 +157,8 @@ class Registry:
             return changes, 0
         if instance is None:
             self._forget_gone()
-            instance = self._lives[named.name] = attached
+            instance = attached
+            self._begin(now, instance)
         else:
             # Discovery saw this life first, or its stream broke; what is placed on it stays.
             instance.facts, instance.url, instance.request_level = facts, named.url, False
@@ -245,11 +263,18 @@ class Registry:
         if instance.apply(InstanceInput.HEALTHY):
             changes.state_changed.append(instance)
 
+    def _begin(self, now: float, life: Instance) -> None:
+        """A life takes its name, and with it what operators switched for the name."""
+        self._lives[life.name] = life
+        life.drained = life.name in self.switches.drained
+        life.pause(now, paused=self.switches.pauses(life.name, life.model))
+
     def _forget_gone(self) -> None:
         gone = [name for name, life in self._lives.items() if not life.alive and name not in self._declared]
         for name in gone[: max(0, len(gone) - GONE_KEPT)]:
             del self._lives[name]
             self._past.pop(name, None)
+        self.switches.keep_only(self.names(), set(self.models()))
 
     def _end(self, instance: Instance, why: InstanceInput, changes: Changes) -> None:
         replaced = why is InstanceInput.REPLACED

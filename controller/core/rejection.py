@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from pd_shadow.api.v1 import common_pb2 as pb
 
 
@@ -18,3 +21,12 @@ class RejectedError(Exception):
 def invalid_field(field: str, message: str) -> RejectedError:
     """A request field that is missing, malformed or out of bounds."""
     return RejectedError(pb.REJECTION_REASON_INVALID_FIELD, f"{field}: {message}", field=field)
+
+
+def unknown(
+    reason: pb.RejectionReason.ValueType, what: str, name: str, known: Iterable[str], *, field: str
+) -> RejectedError:
+    """A name that nothing has, with the nearest one that something has."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; no {what} is known"
+    return RejectedError(reason, f"no {what} {name!r}{hint}", field=field)

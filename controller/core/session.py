@@ -45,6 +45,9 @@ class Binding:
     # Why a side is unbound, when it was bound before.
     prefill_lost: pb.PlacementReason.ValueType | None = None
     decode_lost: pb.PlacementReason.ValueType | None = None
+    # An operator bound the side, and no call has been there yet.
+    prefill_wished: bool = False
+    decode_wished: bool = False
 
     def expected_warm(self, digests: tuple[Digest, ...], held: int) -> int:
         """Tokens of a conversation with these digests among `held` tokens, by the longest common message prefix."""

@@ -263,9 +263,20 @@ class ShadowJobs:
                 self._settle(job)
 
     def abort_on(self, now: float, instance: Instance, reason: pb.ShadowReason.ValueType) -> None:
-        """An instance is gone: its legs end here and now, whatever is still said about them."""
+        """An instance is gone, or drains: its legs end here and now, whatever is still said about them."""
         for job, leg in [entry for entry in self._legs.values() if self._touches(entry[0], entry[1], instance)]:
             self._abort(now, job, leg, reason)
+
+    def abort_leg(self, now: float, job: ShadowJob, reason: pb.ShadowReason.ValueType) -> None:
+        """The job goes on elsewhere: its leg, if any, ends here and now."""
+        if job.leg is not None:
+            self._abort(now, job, job.leg, reason)
+
+    def pause_on(self, instance: Instance) -> None:
+        """An instance is paused: its prefill legs are taken back; exports and fetches are short and end."""
+        for leg_id, kind in instance.shadow_legs.items():
+            if kind == pb.LEG_KIND_PREFILL:
+                self.cancel(self._legs[leg_id][0], pb.SHADOW_REASON_PAUSED)
 
     def abort_of(self, now: float, gateway_id: str, reason: pb.ShadowReason.ValueType) -> None:
         """A dispatcher is gone, and its legs with it."""
@@ -289,8 +300,10 @@ class ShadowJobs:
         """Start the job's next leg if it may start; the reason why it runs, is finished or waits."""
         prefill, decode = job.prefill, job.decode
         if not prefill.ready or (decode is not None and not decode.ready):
-            return pb.SHADOW_REASON_NO_INSTANCE
-        if prefill.paused or (decode is not None and decode.paused):
+            drains = prefill.draining or (decode is not None and decode.draining)
+            return pb.SHADOW_REASON_INSTANCE_DRAINING if drains else pb.SHADOW_REASON_NO_INSTANCE
+        # Of D, its gate says the same about pushes.
+        if prefill.paused:
             return pb.SHADOW_REASON_PAUSED
         chunk = job.next_prefill(self._config.chunk_tokens)
         push = job.next_push(self._config.chunk_tokens) if chunk is None else None

@@ -187,10 +187,10 @@ class KubernetesDiscovery:
         self._pin(watched)
         if standing is not Standing.TERMINATING:
             self._undrain(name)
-        elif life is not None and life.alive and not life.draining:
+        elif life is not None and life.alive and not life.leaving:
             self._drained.add(name)
             with self._plane.turn() as (cluster, now):
-                cluster.drain(now, name)
+                cluster.mark_leaving(now, name, leaving=True)
 
     def _pin(self, watched: _Watched) -> None:
         target = watched.target
@@ -200,7 +200,7 @@ class KubernetesDiscovery:
         if name in self._drained:
             self._drained.discard(name)
             with self._plane.turn() as (cluster, now):
-                cluster.undrain(now, name)
+                cluster.mark_leaving(now, name, leaving=False)
 
 
 def _read(item: object) -> Pod | None:

@@ -71,7 +71,7 @@ def cluster_instance(instance: Instance) -> pb.ClusterInstance:
         endpoint=endpoint(instance),
         role=instance.role,
         model=instance.model,
-        state=instance.state,
+        state=instance.shown_state,
         block_size=instance.facts.block_size,
         max_context_tokens=instance.facts.max_context_tokens,
     )

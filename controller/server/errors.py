@@ -12,6 +12,9 @@ from controller.core.rejection import RejectedError
 from pd_shadow.api.v1 import common_pb2 as pb
 
 DOMAIN = "pdshadow.v1"
+# A message may quote what came in, and gRPC drops a status whose metadata is longer than 8 KiB: percent-encoded once
+# and twice in the details, this many bytes fit.
+MAX_MESSAGE_BYTES = 1200
 
 _CODES: dict[int, grpc.StatusCode] = {
     pb.REJECTION_REASON_INVALID_FIELD: grpc.StatusCode.INVALID_ARGUMENT,
@@ -20,6 +23,9 @@ _CODES: dict[int, grpc.StatusCode] = {
     pb.REJECTION_REASON_UNKNOWN_CALL: grpc.StatusCode.NOT_FOUND,
     pb.REJECTION_REASON_UNKNOWN_SESSION: grpc.StatusCode.NOT_FOUND,
     pb.REJECTION_REASON_UNKNOWN_INSTANCE: grpc.StatusCode.NOT_FOUND,
+    pb.REJECTION_REASON_UNKNOWN_SHADOW_JOB: grpc.StatusCode.NOT_FOUND,
+    pb.REJECTION_REASON_ALL_DRAINING: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REJECTION_REASON_INSTANCE_NOT_READY: grpc.StatusCode.FAILED_PRECONDITION,
     pb.REJECTION_REASON_NO_READY_INSTANCE: grpc.StatusCode.FAILED_PRECONDITION,
     pb.REJECTION_REASON_STALE_INCARNATION: grpc.StatusCode.FAILED_PRECONDITION,
     pb.REJECTION_REASON_BLOCK_SIZE_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
@@ -36,6 +42,7 @@ _CODES: dict[int, grpc.StatusCode] = {
 # Seconds after which trying again may help, for the refusals where it may.
 _RETRY_SECONDS = {
     pb.REJECTION_REASON_NO_READY_INSTANCE: 1,
+    pb.REJECTION_REASON_ALL_DRAINING: 1,
     pb.REJECTION_REASON_TOO_MANY_CALLS: 1,
     pb.REJECTION_REASON_TOO_MANY_STREAMS: 5,
     pb.REJECTION_REASON_SHUTTING_DOWN: 2,
@@ -54,11 +61,12 @@ class Context(Protocol):
 def status_of(error: RejectedError) -> tuple[grpc.StatusCode, status_pb2.Status]:
     """The status code and the google.rpc.Status with ErrorInfo, BadRequest and RetryInfo as they apply."""
     code = _CODES[error.reason]
+    text = error.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
     details: list[message.Message] = [
         error_details_pb2.ErrorInfo(reason=pb.RejectionReason.Name(error.reason), domain=DOMAIN)
     ]
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     retry = _RETRY_SECONDS.get(error.reason)
     if retry is not None:
@@ -67,10 +75,10 @@ def status_of(error: RejectedError) -> tuple[grpc.StatusCode, status_pb2.Status]
     for detail in details:
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
-    return code, status_pb2.Status(code=code.value[0], message=error.message, details=packed)
+    return code, status_pb2.Status(code=code.value[0], message=text, details=packed)
 
 
 async def abort(context: Context, error: RejectedError) -> NoReturn:
     """End the RPC with the refusal."""
     code, status = status_of(error)
-    await context.abort(code, error.message, (("grpc-status-details-bin", status.SerializeToString()),))
+    await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))

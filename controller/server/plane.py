@@ -93,8 +93,11 @@ class Plane:
         self.leading: Callable[[], bool] = lambda: True
         self._subscriptions: dict[str, Subscription] = {}
         self._attachments: dict[str, Attachment] = {}
+        self._watchers = 0
         self._changed = asyncio.Event()
+        self._closed = asyncio.Event()
         self._last_event = 0
+        self.started = clock()
 
     @property
     def active(self) -> bool:
@@ -156,6 +159,24 @@ class Plane:
         with self.turn() as (cluster, now):
             cluster.detach(now, attachment.ref, attachment.stream)
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """One more operator's stream inside the block. Raises RejectedError when there are too many."""
+        limit = self.cluster.config.limits.max_streams
+        if self._watchers >= limit:
+            raise _too_many_streams(limit)
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the end of all streams."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+
     async def changes(self) -> None:
         """Wait until instances changed or events came."""
         changed = self._changed
@@ -164,6 +185,7 @@ class Plane:
     def close(self) -> None:
         """End every stream: gateways and watchers reconnect elsewhere or later."""
         self.closing = True
+        self._closed.set()
         self._end_streams()
 
     def step_down(self) -> None:
@@ -195,9 +217,7 @@ class Plane:
     def _check_limit(self, name: str, streams: Mapping[str, object]) -> None:
         limit = self.cluster.config.limits.max_streams
         if name not in streams and len(streams) >= limit:
-            raise RejectedError(
-                common.REJECTION_REASON_TOO_MANY_STREAMS, f"{limit} streams are open, all limits.max_streams allows"
-            )
+            raise _too_many_streams(limit)
 
     def _direct_engine(self, effect: EngineEffect) -> None:
         attachment = self._attachments.get(effect.instance.name)
@@ -222,3 +242,9 @@ class Plane:
     @staticmethod
     def _log(event: Event) -> None:
         log.info(convert.event_name(event.kind), subject=event.subject, reason=event.reason, detail=event.message)
+
+
+def _too_many_streams(limit: int) -> RejectedError:
+    return RejectedError(
+        common.REJECTION_REASON_TOO_MANY_STREAMS, f"{limit} streams are open, all limits.max_streams allows"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf.descriptor import EnumDescriptor
+
 from controller.core.rejection import RejectedError, invalid_field
 from controller.core.session import Digest, SessionKey
 from pd_shadow.api.v1 import common_pb2 as common
@@ -15,8 +17,6 @@ MAX_URL = 2048
 MAX_MESSAGES = 4096
 MAX_RESIDENT = 4096
 MIN_HASH_BYTES, MAX_HASH_BYTES = 8, 32
-MAX_PAGE = 1000
-DEFAULT_PAGE = 100
 
 
 def invalid(field: str, message: str) -> RejectedError:
@@ -58,10 +58,8 @@ def digests(request: pb.BeginCallRequest) -> tuple[Digest, ...]:
     return tuple(found)
 
 
-def page(size: int, token: str) -> tuple[int, int]:
-    """Offset and length of a page."""
-    if size < 0:
-        raise invalid("page_size", "must not be negative")
-    if token and not (token.isascii() and token.isdigit()):
-        raise invalid("page_token", "must be a next_page_token of an earlier answer")
-    return int(token or 0), min(size or DEFAULT_PAGE, MAX_PAGE)
+def enum_value(field: str, descriptor: EnumDescriptor, value: int) -> int:
+    """A value that the enum has; 0 for unspecified."""
+    if value not in descriptor.values_by_number:
+        raise invalid(field, f"{value} is not a value of {descriptor.name}")
+    return value

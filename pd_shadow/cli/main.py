@@ -8,6 +8,8 @@ from pd_shadow.cli.lazy import LazyGroup
 @click.command(
     cls=LazyGroup,
     lazy={
+        "admin": ("pd_shadow.cli.admin.commands", "admin"),
+        "config": ("pd_shadow.cli.config", "config"),
         "serve": ("pd_shadow.cli.serve", "serve"),
         "demo": ("pd_shadow.cli.demo", "demo"),
         "bench": ("pd_shadow.cli.bench", "bench"),
@@ -24,6 +26,7 @@ def main() -> None:
     Examples:
       pd-shadow serve controller --config cluster.yaml
       pd-shadow serve gateway --controller 127.0.0.1:7070 --listen 127.0.0.1:8000
+      pd-shadow admin instances list --watch
       pd-shadow demo --engine vllm --json demo.json
       pd-shadow bench interference --quick
       pd-shadow simulate --preset 8d --quick

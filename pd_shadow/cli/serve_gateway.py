@@ -18,12 +18,12 @@ from pd_shadow.common.config import ConfigError, load
 @click.option("--log-level", type=click.Choice(logs.LOG_LEVELS), default="info", show_default=True)
 def gateway(config: Path | None, controller: str | None, listen: str | None, log_level: str) -> None:
     """Serve the OpenAI API over prefill and decode instances, and run shadow legs for the controller."""
-    from pd_shadow.gateway.config import GatewayConfig
+    from pd_shadow.gateway.config import ENVIRONMENT_PREFIX, GatewayConfig
     from pd_shadow.gateway.serve import serve
 
     logs.configure(log_level)
     try:
-        settings = load(GatewayConfig, config, {"controller": controller, "listen": listen})
+        settings = load(GatewayConfig, config, {"controller": controller, "listen": listen}, prefix=ENVIRONMENT_PREFIX)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)

@@ -13,7 +13,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def configure(level: str = "info", log_format: LogFormat = "auto") -> None:
-    """Set up structlog once per process; `auto` is console on a terminal and JSON elsewhere.
+    """Set up structlog; `auto` is console on a terminal and JSON elsewhere.
 
     Libraries' own warnings come out in the same form: what they say about a broken request can hold a piece of it.
     """
@@ -38,7 +38,6 @@ def configure(level: str = "info", log_format: LogFormat = "auto") -> None:
         processors=[*common, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )
 
 

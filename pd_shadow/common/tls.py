@@ -21,26 +21,29 @@ class KeyPairFiles(Config):
     """A server's certificate. PEM files; the certificate first in its file, intermediate ones after it."""
 
     cert_file: Path
+    """The certificate."""
     key_file: Path
+    """Its key."""
 
 
 class ServerTls(KeyPairFiles):
     """A server's certificate, and whose clients it takes."""
 
-    # Set: only clients with a certificate of these authorities are served (mTLS).
     client_ca_file: Path | None = None
+    """Set: only clients with a certificate of these authorities are served (mTLS)."""
 
 
 class ClientTls(Config):
     """What a client trusts and shows."""
 
-    # Unset: the public authorities that gRPC ships.
     ca_file: Path | None = None
-    # The client's own certificate, for servers that ask for one.
+    """Unset: the public authorities that gRPC ships."""
     cert_file: Path | None = None
+    """The client's own certificate, for servers that ask for one."""
     key_file: Path | None = None
-    # The name expected in the server's certificate; unset: the host of its address.
+    """The key of `cert_file`."""
     server_name: str | None = None
+    """The name expected in the server's certificate; unset: the host of its address."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> ClientTls:

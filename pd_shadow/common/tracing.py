@@ -18,12 +18,12 @@ Value = str | bool | int | float
 class TracingConfig(Config):
     """Where traces go, and how many of them."""
 
-    # An OTLP collector's gRPC address; https:// for TLS with the public authorities.
     endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^/\s]+:\d+$")]
-    # Of traces that begin here; those of clients that send a traceparent are sampled as they say.
+    """An OTLP collector's gRPC address; https:// for TLS with the public authorities."""
     sample_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-    # Unset: pd-shadow-gateway or pd-shadow-controller.
+    """Of traces that begin here; those of clients that send a traceparent are sampled as they say."""
     service_name: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+    """Unset: pd-shadow-gateway or pd-shadow-controller."""
 
 
 class Span:

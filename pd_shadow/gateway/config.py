@@ -9,6 +9,8 @@ from pd_shadow.common.config import Config
 from pd_shadow.common.tls import ClientTls, KeyPairFiles
 from pd_shadow.common.tracing import TracingConfig
 
+ENVIRONMENT_PREFIX = "PD_SHADOW_GATEWAY"
+
 
 def split_address(address: str) -> tuple[str, int]:
     """("host", port) of "host:port"; IPv6 hosts are written in brackets. Raises ValueError naming the rule."""
@@ -24,7 +26,7 @@ def _address(address: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, json_schema_extra={"unit": "seconds"})]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -32,59 +34,75 @@ class Deadlines(Config):
     """How long the gateway waits for others, in seconds."""
 
     begin_call: Seconds = 1.0
+    """For the controller to place a call; after that the gateway places it itself."""
     end_call: Seconds = 2.0
+    """For the controller to take a call's end."""
     connect: Seconds = 2.0
-    # One whole P leg, queueing included.
+    """For an engine to accept a connection."""
     prefill: Seconds = 120.0
-    # One whole D leg, and the longest silence within one that streams.
+    """One whole P leg, queueing included."""
     decode: Seconds = 3_600.0
+    """One whole D leg."""
     decode_silence: Seconds = 120.0
+    """The longest silence within a D leg that streams."""
     render: Seconds = 30.0
-    # After SIGTERM, running calls get this long to end.
+    """For an engine to render a context for a shadow."""
     shutdown_grace: Seconds = 20.0
+    """After SIGTERM, running calls get this long to end."""
 
 
 class Caps(Config):
     """Bounds on what one gateway holds."""
 
     body_bytes: Count = 32 * 1024 * 1024
+    """Longest request body."""
     in_flight_calls: Count = 4_096
-    # Conversations and renderings kept for shadow legs; the least recently used sessions go first.
+    """Calls beyond are refused."""
     sessions: Count = 4_096
+    """Conversations and renderings kept for shadow legs; the least recently used sessions go first."""
     session_tokens: Count = 50_000_000
+    """Tokens kept over all sessions."""
     concurrent_renderings: Count = 8
+    """Renderings asked of engines at a time."""
 
 
 class Shadow(Config):
     """How the gateway runs shadow legs."""
 
-    # While a call streams, its partial output is rendered for the shadow targets every so many generated tokens.
     stream_batch_tokens: Count = 256
-    # Needs engines with --scheduling-policy priority; 0 for engines without.
+    """While a call streams, its partial output is rendered for the shadow targets every so many generated tokens."""
     priority: Annotated[int, Field(ge=0)] = 1_000_000
-    # An export is worth a fetch only while P's lease on the blocks lasts; keep this below kv_lease_duration.
+    """Needs engines with --scheduling-policy priority; 0 for engines without."""
     export_hold_seconds: Seconds = 8.0
+    """An export is worth a fetch only while P's lease on the blocks lasts; keep this below kv_lease_duration."""
 
 
 class GatewayConfig(Config):
     """Everything `pd-shadow serve gateway` can be told."""
 
     controller: Address = "127.0.0.1:7070"
-    # TLS to the controller; unset for plain text.
+    """The controller's gRPC address, HOST:PORT."""
     controller_tls: ClientTls | None = None
-    # The token to show to the controller, the first one of this file.
+    """TLS to the controller; unset for plain text."""
     controller_token_file: Path | None = None
+    """The token to show to the controller, the first one of this file."""
     listen: Address = "127.0.0.1:8000"
-    # TLS of the OpenAI port; unset for plain text.
+    """Where to serve the OpenAI API, /health, /ready and /metrics, HOST:PORT."""
     tls: KeyPairFiles | None = None
-    # Clients' bearer keys, one TENANT:KEY a line. Unset: everybody is served, as the tenant named in X-Tenant-ID.
+    """TLS of the OpenAI port; unset for plain text."""
     api_keys_file: Path | None = None
-    # OpenTelemetry traces; unset for none.
+    """Clients' bearer keys, one TENANT:KEY a line. Unset: everybody is served, as the tenant named in X-Tenant-ID."""
     tracing: TracingConfig | None = None
+    """OpenTelemetry traces; unset for none."""
     deadlines: Deadlines = Deadlines()
+    """How long the gateway waits for others."""
     caps: Caps = Caps()
+    """Bounds on what one gateway holds."""
     shadow: Shadow = Shadow()
-    # Block size assumed of a D instance that reports none, in tokens.
+    """How the gateway runs shadow legs."""
     default_block_size: Count = 128
-    # A call that does not stream shows no first token: D's inbound link counts as free this long after its D leg began.
+    """Block size assumed of a D instance that reports none, in tokens."""
     assumed_transfer_seconds: Seconds = 1.0
+    """A call that does not stream shows no first token: D's inbound link counts as free this long after its D leg
+    began.
+    """

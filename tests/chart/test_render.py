@@ -287,12 +287,15 @@ def test_every_alert_has_a_runbook() -> None:
         assert "{{ $labels" in str(alert["annotations"]) or "{{ $value" in str(alert["annotations"])
 
 
-def test_notes_name_the_next_three_commands() -> None:
+def test_notes_name_the_next_commands() -> None:
     files = chart().render(example("minimal"), name="pd-shadow", namespace="agents")
     notes = files["pd-shadow/templates/NOTES.txt"]
     assert "helm test pd-shadow -n agents" in notes
     assert "svc/pd-shadow-gateway 8000:8000" in notes
     assert "svc/pd-shadow-controller-metrics" in notes
+    assert "svc/pd-shadow-controller 7070:7070" in notes
+    assert "admin --address 127.0.0.1:7070 instances list" in notes
+    assert "context set" not in notes
     assert "no engines" not in notes
     assert "no engines" in chart().render({}, name="x", namespace="y")["pd-shadow/templates/NOTES.txt"]
 

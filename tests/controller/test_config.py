@@ -17,7 +17,7 @@ from pd_shadow.common.config import ConfigError, parse
         ({"discovery": {"kubernetes": {"namespaces": ["A/b"]}}}, "discovery.kubernetes.namespaces.0"),
         (
             {"discovery": {"kubernetes": {"api_server": "h:1"}}},
-            "kubernetes.api_server: Value error, expected a base URL",
+            "kubernetes.api_server: expected a base URL",
         ),
         ({"discovery": {"kubernetes": {"label_selctor": "a"}}}, "unknown key; did you mean 'label_selector'?"),
         ({"election": {"lease_duration_seconds": 5}}, "renew_deadline_seconds: 10 must be less than lease_duration"),

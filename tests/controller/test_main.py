@@ -21,13 +21,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("text", "message"),
     [
         ("shadow: {top_kk: 1}", "shadow.top_kk: unknown key; did you mean 'top_k'?"),
-        ("listen: nonsense", "listen: Value error, expected HOST:PORT"),
+        ("listen: nonsense", "listen: expected HOST:PORT"),
         ("discovery: {static: [{name: a, model: m, role: router, url: 'http://h:1'}]}", "discovery.static.0.role"),
         ("discovery: {static: [{name: a, model: m, role: decode, url: 'h:1'}]}", "expected a base URL"),
         (
             "discovery: {static: ["
             "{name: a, model: m, role: decode, url: 'http://h:1'}, {name: a, model: m, role: decode, url: 'http://h:2'}]}",
-            "names must be unique",
+            "discovery.static: two instances are named 'a'; names must be unique",
         ),
         (
             "discovery: {static: [{name: c, model: m, role: colocated, url: 'http://h:1'}, "
@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             "shadow: {approach: harvest-sol}",
-            "shadow.approach: Value error, unknown approach 'harvest-sol'; did you mean",
+            "shadow.approach: unknown approach 'harvest-sol'; did you mean",
         ),
     ],
 )

@@ -37,6 +37,7 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_HANDOFF_RECOMPUTED: _EventKind.ValueType  # 5
     EVENT_KIND_GATEWAY: _EventKind.ValueType  # 6
     EVENT_KIND_SHADOW_POLICY: _EventKind.ValueType  # 7
+    EVENT_KIND_SHADOW_PAUSE: _EventKind.ValueType  # 8
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -48,6 +49,7 @@ EVENT_KIND_SHADOW_JOB: EventKind.ValueType  # 4
 EVENT_KIND_HANDOFF_RECOMPUTED: EventKind.ValueType  # 5
 EVENT_KIND_GATEWAY: EventKind.ValueType  # 6
 EVENT_KIND_SHADOW_POLICY: EventKind.ValueType  # 7
+EVENT_KIND_SHADOW_PAUSE: EventKind.ValueType  # 8
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final
@@ -59,6 +61,7 @@ class Model(_message.Message):
     DECODE_READY_FIELD_NUMBER: _builtins.int
     COLOCATED_READY_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    SHADOW_PAUSED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     prefill_ready: _builtins.int
     """READY instances by role."""
@@ -66,6 +69,8 @@ class Model(_message.Message):
     colocated_ready: _builtins.int
     max_context_tokens: _builtins.int
     """Context window in tokens; 0 if unknown."""
+    shadow_paused: _builtins.bool
+    """Whether an operator paused shadow work of this model or of the cluster."""
     def __init__(
         self,
         *,
@@ -74,10 +79,11 @@ class Model(_message.Message):
         decode_ready: _builtins.int = ...,
         colocated_ready: _builtins.int = ...,
         max_context_tokens: _builtins.int = ...,
+        shadow_paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["colocated_ready", b"colocated_ready", "decode_ready", b"decode_ready", "max_context_tokens", b"max_context_tokens", "name", b"name", "prefill_ready", b"prefill_ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["colocated_ready", b"colocated_ready", "decode_ready", b"decode_ready", "max_context_tokens", b"max_context_tokens", "name", b"name", "prefill_ready", b"prefill_ready", "shadow_paused", b"shadow_paused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -105,6 +111,9 @@ class Instance(_message.Message):
     EXPIRED_EXPORTS_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
     PLUGIN_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    SHADOW_PAUSED_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     role: _common_pb2.Role.ValueType
     model: _builtins.str
     state: _common_pb2.InstanceState.ValueType
@@ -131,6 +140,12 @@ class Instance(_message.Message):
     """Exports of this P that no D came for before their lease ended, by its own count."""
     hardware: _builtins.str
     """What the instance shares with others of the same value; empty if it has hardware of its own."""
+    draining: _builtins.bool
+    """Whether an operator drains this name, however healthy the instance is; `state` is DRAINING only while it is healthy."""
+    shadow_paused: _builtins.bool
+    """Whether an operator paused shadow work here: of the instance, its model or the cluster."""
+    sessions: _builtins.int
+    """Sides of sessions bound here."""
     @_builtins.property
     def endpoint(self) -> _common_pb2.InstanceEndpoint: ...
     @_builtins.property
@@ -160,10 +175,13 @@ class Instance(_message.Message):
         expired_exports: _builtins.int = ...,
         hardware: _builtins.str = ...,
         plugin: Global___Plugin | None = ...,
+        draining: _builtins.bool = ...,
+        shadow_paused: _builtins.bool = ...,
+        sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "last_seen", b"last_seen", "plugin", b"plugin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "calls_in_flight", b"calls_in_flight", "endpoint", b"endpoint", "expired_exports", b"expired_exports", "failed_transfers", b"failed_transfers", "hardware", b"hardware", "kv_usage", b"kv_usage", "last_seen", b"last_seen", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "plugin", b"plugin", "prefill_tokens_per_second", b"prefill_tokens_per_second", "reported_running", b"reported_running", "reported_waiting", b"reported_waiting", "request_level", b"request_level", "role", b"role", "shadow_legs", b"shadow_legs", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "calls_in_flight", b"calls_in_flight", "draining", b"draining", "endpoint", b"endpoint", "expired_exports", b"expired_exports", "failed_transfers", b"failed_transfers", "hardware", b"hardware", "kv_usage", b"kv_usage", "last_seen", b"last_seen", "model", b"model", "pending_prefill_tokens", b"pending_prefill_tokens", "plugin", b"plugin", "prefill_tokens_per_second", b"prefill_tokens_per_second", "reported_running", b"reported_running", "reported_waiting", b"reported_waiting", "request_level", b"request_level", "role", b"role", "sessions", b"sessions", "shadow_legs", b"shadow_legs", "shadow_paused", b"shadow_paused", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -381,7 +399,7 @@ class Event(_message.Message):
     """Grows by one with every event of this controller life."""
     kind: Global___EventKind.ValueType
     subject: _builtins.str
-    """What it is about: an instance, session, gateway or approach name."""
+    """What it is about: an instance, session, gateway, approach or model name, or "cluster"."""
     reason: _builtins.str
     """The reason enum's name."""
     message: _builtins.str
@@ -521,12 +539,21 @@ Global___InFlight: _TypeAlias = InFlight  # noqa: Y015
 class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most 1,000; 0 for 100. So for every list."""
+    page_token: _builtins.str
+    """The next_page_token of the page before. So for every list."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -537,20 +564,62 @@ class ListModelsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class GetModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
+
+@_typing.final
+class GetModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___Model: ...
+    def __init__(
+        self,
+        *,
+        model: Global___Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class ListInstancesRequest(_message.Message):
@@ -559,20 +628,27 @@ class ListInstancesRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Only this model; empty for all."""
     page_size: _builtins.int
     page_token: _builtins.str
+    role: _common_pb2.Role.ValueType
+    """Only this role and this state; unspecified for all."""
+    state: _common_pb2.InstanceState.ValueType
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        role: _common_pb2.Role.ValueType = ...,
+        state: _common_pb2.InstanceState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "page_size", b"page_size", "page_token", b"page_token", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -647,20 +723,28 @@ class ListSessionsRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Only this tenant's sessions, when set."""
     page_size: _builtins.int
     page_token: _builtins.str
+    model: _builtins.str
+    """Only sessions whose last call went to this model; empty for all."""
+    instance: _builtins.str
+    """Only sessions bound to an instance of this name; empty for all."""
     def __init__(
         self,
         *,
         tenant: _builtins.str | None = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        model: _builtins.str = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "page_size", b"page_size", "page_token", b"page_token", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "instance", b"instance", "model", b"model", "page_size", b"page_size", "page_token", b"page_token", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
     _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
@@ -738,20 +822,24 @@ class ListShadowJobsRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Only this model; empty for all."""
     page_size: _builtins.int
     page_token: _builtins.str
+    reason: _common_pb2.ShadowReason.ValueType
+    """Only jobs with this reason; unspecified for all."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        reason: _common_pb2.ShadowReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "page_size", b"page_size", "page_token", b"page_token", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -781,15 +869,69 @@ class ListShadowJobsResponse(_message.Message):
 Global___ListShadowJobsResponse: _TypeAlias = ListShadowJobsResponse  # noqa: Y015
 
 @_typing.final
+class GetShadowJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def session(self) -> _common_pb2.SessionKey: ...
+    def __init__(
+        self,
+        *,
+        session: _common_pb2.SessionKey | None = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowJobRequest: _TypeAlias = GetShadowJobRequest  # noqa: Y015
+
+@_typing.final
+class GetShadowJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___ShadowJob: ...
+    def __init__(
+        self,
+        *,
+        job: Global___ShadowJob | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowJobResponse: _TypeAlias = GetShadowJobResponse  # noqa: Y015
+
+@_typing.final
 class ListLinksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Only links of this model; empty for all."""
+    page_size: _builtins.int
+    page_token: _builtins.str
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -800,20 +942,63 @@ class ListLinksResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LINKS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]: ...
     def __init__(
         self,
         *,
         links: _abc.Iterable[Global___Link] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListLinksResponse: _TypeAlias = ListLinksResponse  # noqa: Y015
+
+@_typing.final
+class GetLinkRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECODE_FIELD_NUMBER: _builtins.int
+    decode: _builtins.str
+    """The D instance whose inbound link it is."""
+    def __init__(
+        self,
+        *,
+        decode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLinkRequest: _TypeAlias = GetLinkRequest  # noqa: Y015
+
+@_typing.final
+class GetLinkResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def link(self) -> Global___Link: ...
+    def __init__(
+        self,
+        *,
+        link: Global___Link | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLinkResponse: _TypeAlias = GetLinkResponse  # noqa: Y015
 
 @_typing.final
 class ListEventsRequest(_message.Message):
@@ -821,18 +1006,28 @@ class ListEventsRequest(_message.Message):
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
-    """Only events with a larger sequence number."""
+    """Only events with a larger sequence number: to go on, that of the last event seen."""
     page_size: _builtins.int
+    subject: _builtins.str
+    """Only events about this subject; empty for all."""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___EventKind.ValueType]:
+        """Only these kinds; empty for all."""
+
     def __init__(
         self,
         *,
         after_sequence: _builtins.int = ...,
         page_size: _builtins.int = ...,
+        kinds: _abc.Iterable[Global___EventKind.ValueType] | None = ...,
+        subject: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "page_size", b"page_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "kinds", b"kinds", "page_size", b"page_size", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -862,14 +1057,31 @@ Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
 class WatchEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    after_sequence: _builtins.int
+    """Begin with the events kept that have a larger sequence number; absent: with the next one."""
+    subject: _builtins.str
+    """Only events about this subject; empty for all."""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___EventKind.ValueType]:
+        """Only these kinds; empty for all."""
+
     def __init__(
         self,
+        *,
+        after_sequence: _builtins.int | None = ...,
+        kinds: _abc.Iterable[Global___EventKind.ValueType] | None = ...,
+        subject: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_sequence", b"_after_sequence", "after_sequence", b"after_sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_sequence", b"_after_sequence", "after_sequence", b"after_sequence", "kinds", b"kinds", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__after_sequence: _TypeAlias = _typing.Literal["after_sequence"]  # noqa: Y015
+    _WhichOneofArgType__after_sequence: _TypeAlias = _typing.Literal["_after_sequence", b"_after_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_sequence) -> _WhichOneofReturnType__after_sequence | None: ...
 
 Global___WatchEventsRequest: _TypeAlias = WatchEventsRequest  # noqa: Y015
 
@@ -892,6 +1104,94 @@ class WatchEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class WatchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    SHADOW_JOBS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    interval_seconds: _builtins.float
+    """Least seconds between two answers, 0.1 to 3600; 0 for 1."""
+    @_builtins.property
+    def models(self) -> Global___ListModelsRequest: ...
+    @_builtins.property
+    def instances(self) -> Global___ListInstancesRequest: ...
+    @_builtins.property
+    def sessions(self) -> Global___ListSessionsRequest: ...
+    @_builtins.property
+    def shadow_jobs(self) -> Global___ListShadowJobsRequest: ...
+    @_builtins.property
+    def links(self) -> Global___ListLinksRequest: ...
+    @_builtins.property
+    def ledger(self) -> Global___GetLedgerRequest: ...
+    def __init__(
+        self,
+        *,
+        models: Global___ListModelsRequest | None = ...,
+        instances: Global___ListInstancesRequest | None = ...,
+        sessions: Global___ListSessionsRequest | None = ...,
+        shadow_jobs: Global___ListShadowJobsRequest | None = ...,
+        links: Global___ListLinksRequest | None = ...,
+        ledger: Global___GetLedgerRequest | None = ...,
+        interval_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "ledger", b"ledger", "links", b"links", "models", b"models", "sessions", b"sessions", "shadow_jobs", b"shadow_jobs", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "interval_seconds", b"interval_seconds", "ledger", b"ledger", "links", b"links", "models", b"models", "sessions", b"sessions", "shadow_jobs", b"shadow_jobs", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["models", "instances", "sessions", "shadow_jobs", "links", "ledger"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WatchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    SHADOW_JOBS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> Global___ListModelsResponse: ...
+    @_builtins.property
+    def instances(self) -> Global___ListInstancesResponse: ...
+    @_builtins.property
+    def sessions(self) -> Global___ListSessionsResponse: ...
+    @_builtins.property
+    def shadow_jobs(self) -> Global___ListShadowJobsResponse: ...
+    @_builtins.property
+    def links(self) -> Global___ListLinksResponse: ...
+    @_builtins.property
+    def ledger(self) -> Global___GetLedgerResponse: ...
+    def __init__(
+        self,
+        *,
+        models: Global___ListModelsResponse | None = ...,
+        instances: Global___ListInstancesResponse | None = ...,
+        sessions: Global___ListSessionsResponse | None = ...,
+        shadow_jobs: Global___ListShadowJobsResponse | None = ...,
+        links: Global___ListLinksResponse | None = ...,
+        ledger: Global___GetLedgerResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "ledger", b"ledger", "links", b"links", "models", b"models", "sessions", b"sessions", "shadow_jobs", b"shadow_jobs", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "ledger", b"ledger", "links", b"links", "models", b"models", "sessions", b"sessions", "shadow_jobs", b"shadow_jobs", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["models", "instances", "sessions", "shadow_jobs", "links", "ledger"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 
 @_typing.final
 class GetLedgerRequest(_message.Message):
@@ -956,20 +1256,230 @@ class GetEffectiveConfigResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
+    DRAINED_INSTANCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def config(self) -> _struct_pb2.Struct: ...
+    @_builtins.property
+    def policy(self) -> Global___ShadowPolicy: ...
+    @_builtins.property
+    def pauses(self) -> Global___ShadowPauses:
+        """What operators paused and drained."""
+
+    @_builtins.property
+    def drained_instances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         config: _struct_pb2.Struct | None = ...,
+        policy: Global___ShadowPolicy | None = ...,
+        pauses: Global___ShadowPauses | None = ...,
+        drained_instances: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "pauses", b"pauses", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "drained_instances", b"drained_instances", "pauses", b"pauses", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetEffectiveConfigResponse: _TypeAlias = GetEffectiveConfigResponse  # noqa: Y015
+
+@_typing.final
+class OutcomeCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    outcome: _common_pb2.CallOutcome.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        outcome: _common_pb2.CallOutcome.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "model", b"model", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutcomeCount: _TypeAlias = OutcomeCount  # noqa: Y015
+
+@_typing.final
+class PlacementCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    role: _common_pb2.Role.ValueType
+    reason: _common_pb2.PlacementReason.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        role: _common_pb2.Role.ValueType = ...,
+        reason: _common_pb2.PlacementReason.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "model", b"model", "reason", b"reason", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacementCount: _TypeAlias = PlacementCount  # noqa: Y015
+
+@_typing.final
+class RecomputeCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    reason: _common_pb2.RecomputeReason.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        reason: _common_pb2.RecomputeReason.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "model", b"model", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecomputeCount: _TypeAlias = RecomputeCount  # noqa: Y015
+
+@_typing.final
+class LegCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    kind: _common_pb2.LegKind.ValueType
+    outcome: _common_pb2.LegOutcome.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        kind: _common_pb2.LegKind.ValueType = ...,
+        outcome: _common_pb2.LegOutcome.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "kind", b"kind", "model", b"model", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LegCount: _TypeAlias = LegCount  # noqa: Y015
+
+@_typing.final
+class ShadowReasonCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    reason: _common_pb2.ShadowReason.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _common_pb2.ShadowReason.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowReasonCount: _TypeAlias = ShadowReasonCount  # noqa: Y015
+
+@_typing.final
+class GetStatisticsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatisticsRequest: _TypeAlias = GetStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class GetStatisticsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_FIELD_NUMBER: _builtins.int
+    LEGS_FIELD_NUMBER: _builtins.int
+    WASTED_TOKENS_FIELD_NUMBER: _builtins.int
+    SHADOW_JOBS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    UPTIME_SECONDS_FIELD_NUMBER: _builtins.int
+    sessions: _builtins.int
+    """Sessions remembered now."""
+    uptime_seconds: _builtins.float
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
+        """Calls ended, instances chosen, prompts that D computed, shadow legs ended."""
+
+    @_builtins.property
+    def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementCount]: ...
+    @_builtins.property
+    def recomputed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecomputeCount]: ...
+    @_builtins.property
+    def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegCount]: ...
+    @_builtins.property
+    def wasted_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowReasonCount]:
+        """Shadow tokens lost before use, by reason."""
+
+    @_builtins.property
+    def shadow_jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowReasonCount]:
+        """Shadow jobs there are now, by what they do or what holds them."""
+
+    def __init__(
+        self,
+        *,
+        outcomes: _abc.Iterable[Global___OutcomeCount] | None = ...,
+        placements: _abc.Iterable[Global___PlacementCount] | None = ...,
+        recomputed: _abc.Iterable[Global___RecomputeCount] | None = ...,
+        legs: _abc.Iterable[Global___LegCount] | None = ...,
+        wasted_tokens: _abc.Iterable[Global___ShadowReasonCount] | None = ...,
+        shadow_jobs: _abc.Iterable[Global___ShadowReasonCount] | None = ...,
+        sessions: _builtins.int = ...,
+        uptime_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["legs", b"legs", "outcomes", b"outcomes", "placements", b"placements", "recomputed", b"recomputed", "sessions", b"sessions", "shadow_jobs", b"shadow_jobs", "uptime_seconds", b"uptime_seconds", "wasted_tokens", b"wasted_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatisticsResponse: _TypeAlias = GetStatisticsResponse  # noqa: Y015
 
 @_typing.final
 class SetShadowPolicyRequest(_message.Message):
@@ -1084,3 +1594,313 @@ class SetShadowPolicyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetShadowPolicyResponse: _TypeAlias = SetShadowPolicyResponse  # noqa: Y015
+
+@_typing.final
+class ShadowPauses(_message.Message):
+    """What operators paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.bool
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def instances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.bool = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        instances: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "instances", b"instances", "models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowPauses: _TypeAlias = ShadowPauses  # noqa: Y015
+
+@_typing.final
+class PauseShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.bool
+    """Must be true."""
+    model: _builtins.str
+    instance: _builtins.str
+    """The name is paused: an instance that restarts under it is paused again."""
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.bool = ...,
+        model: _builtins.str = ...,
+        instance: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "instance", b"instance", "model", b"model", "scope", b"scope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "instance", b"instance", "model", b"model", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["cluster", "model", "instance"]  # noqa: Y015
+    _WhichOneofArgType_scope: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_scope) -> _WhichOneofReturnType_scope | None: ...
+
+Global___PauseShadowRequest: _TypeAlias = PauseShadowRequest  # noqa: Y015
+
+@_typing.final
+class PauseShadowResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pauses(self) -> Global___ShadowPauses:
+        """Everything that is paused now."""
+
+    def __init__(
+        self,
+        *,
+        pauses: Global___ShadowPauses | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pauses", b"pauses"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pauses", b"pauses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseShadowResponse: _TypeAlias = PauseShadowResponse  # noqa: Y015
+
+@_typing.final
+class ResumeShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.bool
+    """Must be true."""
+    model: _builtins.str
+    instance: _builtins.str
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.bool = ...,
+        model: _builtins.str = ...,
+        instance: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "instance", b"instance", "model", b"model", "scope", b"scope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "instance", b"instance", "model", b"model", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["cluster", "model", "instance"]  # noqa: Y015
+    _WhichOneofArgType_scope: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_scope) -> _WhichOneofReturnType_scope | None: ...
+
+Global___ResumeShadowRequest: _TypeAlias = ResumeShadowRequest  # noqa: Y015
+
+@_typing.final
+class ResumeShadowResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pauses(self) -> Global___ShadowPauses:
+        """Everything that is still paused."""
+
+    def __init__(
+        self,
+        *,
+        pauses: Global___ShadowPauses | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pauses", b"pauses"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pauses", b"pauses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeShadowResponse: _TypeAlias = ResumeShadowResponse  # noqa: Y015
+
+@_typing.final
+class DrainInstanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainInstanceRequest: _TypeAlias = DrainInstanceRequest  # noqa: Y015
+
+@_typing.final
+class DrainInstanceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    OTHERS_READY_FIELD_NUMBER: _builtins.int
+    others_ready: _builtins.int
+    """Other instances of its model and role that take calls."""
+    @_builtins.property
+    def instance(self) -> Global___Instance:
+        """Absent if no instance of this name was seen yet."""
+
+    def __init__(
+        self,
+        *,
+        instance: Global___Instance | None = ...,
+        others_ready: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "others_ready", b"others_ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainInstanceResponse: _TypeAlias = DrainInstanceResponse  # noqa: Y015
+
+@_typing.final
+class UndrainInstanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainInstanceRequest: _TypeAlias = UndrainInstanceRequest  # noqa: Y015
+
+@_typing.final
+class UndrainInstanceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def instance(self) -> Global___Instance:
+        """Absent if no instance of this name was seen yet."""
+
+    def __init__(
+        self,
+        *,
+        instance: Global___Instance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainInstanceResponse: _TypeAlias = UndrainInstanceResponse  # noqa: Y015
+
+@_typing.final
+class RebindSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    prefill: _builtins.str
+    """The P or colocated instance, and the D instance, to bind to: ready, and of this model. Empty unbinds the side, so
+    that the next call places it afresh; absent leaves it. At least one must be set.
+    """
+    decode: _builtins.str
+    @_builtins.property
+    def session(self) -> _common_pb2.SessionKey: ...
+    def __init__(
+        self,
+        *,
+        session: _common_pb2.SessionKey | None = ...,
+        model: _builtins.str = ...,
+        prefill: _builtins.str | None = ...,
+        decode: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode", b"_decode", "_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode", b"_decode", "_prefill", b"_prefill", "decode", b"decode", "model", b"model", "prefill", b"prefill", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decode: _TypeAlias = _typing.Literal["decode"]  # noqa: Y015
+    _WhichOneofArgType__decode: _TypeAlias = _typing.Literal["_decode", b"_decode"]  # noqa: Y015
+    _WhichOneofReturnType__prefill: _TypeAlias = _typing.Literal["prefill"]  # noqa: Y015
+    _WhichOneofArgType__prefill: _TypeAlias = _typing.Literal["_prefill", b"_prefill"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode) -> _WhichOneofReturnType__decode | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill) -> _WhichOneofReturnType__prefill | None: ...
+
+Global___RebindSessionRequest: _TypeAlias = RebindSessionRequest  # noqa: Y015
+
+@_typing.final
+class RebindSessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___Session: ...
+    def __init__(
+        self,
+        *,
+        session: Global___Session | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RebindSessionResponse: _TypeAlias = RebindSessionResponse  # noqa: Y015
+
+@_typing.final
+class ForgetSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session(self) -> _common_pb2.SessionKey: ...
+    def __init__(
+        self,
+        *,
+        session: _common_pb2.SessionKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetSessionRequest: _TypeAlias = ForgetSessionRequest  # noqa: Y015
+
+@_typing.final
+class ForgetSessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetSessionResponse: _TypeAlias = ForgetSessionResponse  # noqa: Y015

@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged.
+    """Reads the controller's state, steers it, and changes its policies.
+
+    Lists are ordered by name (events by age) and paged: a page token is opaque, belongs to one list, and stays right
+    while things come and go. An unknown name is NOT_FOUND, and the message has the nearest known one. What operators set
+    here lasts until they unset it or the controller restarts.
     """
 
     def __init__(self, channel):
@@ -39,6 +43,11 @@ class AdminServiceStub:
                 '/pdshadow.v1.AdminService/ListModels',
                 request_serializer=pdshadow_dot_v1_dot_admin__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=pdshadow_dot_v1_dot_admin__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/pdshadow.v1.AdminService/GetModel',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetModelResponse.FromString,
                 _registered_method=True)
         self.ListInstances = channel.unary_unary(
                 '/pdshadow.v1.AdminService/ListInstances',
@@ -65,10 +74,20 @@ class AdminServiceStub:
                 request_serializer=pdshadow_dot_v1_dot_admin__pb2.ListShadowJobsRequest.SerializeToString,
                 response_deserializer=pdshadow_dot_v1_dot_admin__pb2.ListShadowJobsResponse.FromString,
                 _registered_method=True)
+        self.GetShadowJob = channel.unary_unary(
+                '/pdshadow.v1.AdminService/GetShadowJob',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.GetShadowJobRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetShadowJobResponse.FromString,
+                _registered_method=True)
         self.ListLinks = channel.unary_unary(
                 '/pdshadow.v1.AdminService/ListLinks',
                 request_serializer=pdshadow_dot_v1_dot_admin__pb2.ListLinksRequest.SerializeToString,
                 response_deserializer=pdshadow_dot_v1_dot_admin__pb2.ListLinksResponse.FromString,
+                _registered_method=True)
+        self.GetLink = channel.unary_unary(
+                '/pdshadow.v1.AdminService/GetLink',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.GetLinkRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetLinkResponse.FromString,
                 _registered_method=True)
         self.ListEvents = channel.unary_unary(
                 '/pdshadow.v1.AdminService/ListEvents',
@@ -80,10 +99,20 @@ class AdminServiceStub:
                 request_serializer=pdshadow_dot_v1_dot_admin__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=pdshadow_dot_v1_dot_admin__pb2.WatchEventsResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/pdshadow.v1.AdminService/Watch',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.WatchRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.WatchResponse.FromString,
+                _registered_method=True)
         self.GetLedger = channel.unary_unary(
                 '/pdshadow.v1.AdminService/GetLedger',
                 request_serializer=pdshadow_dot_v1_dot_admin__pb2.GetLedgerRequest.SerializeToString,
                 response_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetLedgerResponse.FromString,
+                _registered_method=True)
+        self.GetStatistics = channel.unary_unary(
+                '/pdshadow.v1.AdminService/GetStatistics',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.GetStatisticsRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetStatisticsResponse.FromString,
                 _registered_method=True)
         self.GetEffectiveConfig = channel.unary_unary(
                 '/pdshadow.v1.AdminService/GetEffectiveConfig',
@@ -95,13 +124,53 @@ class AdminServiceStub:
                 request_serializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyRequest.SerializeToString,
                 response_deserializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyResponse.FromString,
                 _registered_method=True)
+        self.PauseShadow = channel.unary_unary(
+                '/pdshadow.v1.AdminService/PauseShadow',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.PauseShadowRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.PauseShadowResponse.FromString,
+                _registered_method=True)
+        self.ResumeShadow = channel.unary_unary(
+                '/pdshadow.v1.AdminService/ResumeShadow',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.ResumeShadowRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.ResumeShadowResponse.FromString,
+                _registered_method=True)
+        self.DrainInstance = channel.unary_unary(
+                '/pdshadow.v1.AdminService/DrainInstance',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.DrainInstanceRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.DrainInstanceResponse.FromString,
+                _registered_method=True)
+        self.UndrainInstance = channel.unary_unary(
+                '/pdshadow.v1.AdminService/UndrainInstance',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.UndrainInstanceRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.UndrainInstanceResponse.FromString,
+                _registered_method=True)
+        self.RebindSession = channel.unary_unary(
+                '/pdshadow.v1.AdminService/RebindSession',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.RebindSessionRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.RebindSessionResponse.FromString,
+                _registered_method=True)
+        self.ForgetSession = channel.unary_unary(
+                '/pdshadow.v1.AdminService/ForgetSession',
+                request_serializer=pdshadow_dot_v1_dot_admin__pb2.ForgetSessionRequest.SerializeToString,
+                response_deserializer=pdshadow_dot_v1_dot_admin__pb2.ForgetSessionResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged.
+    """Reads the controller's state, steers it, and changes its policies.
+
+    Lists are ordered by name (events by age) and paged: a page token is opaque, belongs to one list, and stays right
+    while things come and go. An unknown name is NOT_FOUND, and the message has the nearest known one. What operators set
+    here lasts until they unset it or the controller restarts.
     """
 
     def ListModels(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,7 +206,19 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetShadowJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListLinks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLink(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,7 +231,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Events from now on.
+        """Events from now on, or from after a given one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """The answer of one of the lists, now and whenever it differs from the last one sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,6 +246,13 @@ class AdminServiceServicer:
 
     def GetLedger(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatistics(self, request, context):
+        """Counts by reason since the controller started.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -176,6 +271,54 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseShadow(self, request, context):
+        """Stops shadow work in a scope: prefill legs in flight are cancelled, exports and fetches, which are short, end.
+        Engines with the plugin are told. Pausing what is paused changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeShadow(self, request, context):
+        """Takes back a pause of exactly this scope; another scope that is paused holds on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainInstance(self, request, context):
+        """Gives an instance nothing new: calls on it end normally, its shadow legs are cancelled now, and a session bound to it
+        is placed elsewhere with its next call, for PLACEMENT_REASON_INSTANCE_DRAINING.
+
+        What is drained is the name: an instance that restarts under it drains on, until UndrainInstance. A call for a model
+        of which every D or colocated instance drains is refused with REJECTION_REASON_ALL_DRAINING; where every P drains, D
+        computes the prompt, as it does when no P is there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainInstance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RebindSession(self, request, context):
+        """Binds one model's side of a session elsewhere, for its next call; what the old instance held is given up. Calls in
+        flight stay where they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetSession(self, request, context):
+        """Forgets a session, with its bindings and shadow jobs. Calls in flight go on, as calls of no session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -183,6 +326,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=pdshadow_dot_v1_dot_admin__pb2.ListModelsRequest.FromString,
                     response_serializer=pdshadow_dot_v1_dot_admin__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetModelRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.GetModelResponse.SerializeToString,
             ),
             'ListInstances': grpc.unary_unary_rpc_method_handler(
                     servicer.ListInstances,
@@ -209,10 +357,20 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=pdshadow_dot_v1_dot_admin__pb2.ListShadowJobsRequest.FromString,
                     response_serializer=pdshadow_dot_v1_dot_admin__pb2.ListShadowJobsResponse.SerializeToString,
             ),
+            'GetShadowJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShadowJob,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetShadowJobRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.GetShadowJobResponse.SerializeToString,
+            ),
             'ListLinks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListLinks,
                     request_deserializer=pdshadow_dot_v1_dot_admin__pb2.ListLinksRequest.FromString,
                     response_serializer=pdshadow_dot_v1_dot_admin__pb2.ListLinksResponse.SerializeToString,
+            ),
+            'GetLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLink,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetLinkRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.GetLinkResponse.SerializeToString,
             ),
             'ListEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvents,
@@ -224,10 +382,20 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=pdshadow_dot_v1_dot_admin__pb2.WatchEventsRequest.FromString,
                     response_serializer=pdshadow_dot_v1_dot_admin__pb2.WatchEventsResponse.SerializeToString,
             ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.WatchRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.WatchResponse.SerializeToString,
+            ),
             'GetLedger': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLedger,
                     request_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetLedgerRequest.FromString,
                     response_serializer=pdshadow_dot_v1_dot_admin__pb2.GetLedgerResponse.SerializeToString,
+            ),
+            'GetStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatistics,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.GetStatisticsRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.GetStatisticsResponse.SerializeToString,
             ),
             'GetEffectiveConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEffectiveConfig,
@@ -239,6 +407,36 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyRequest.FromString,
                     response_serializer=pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyResponse.SerializeToString,
             ),
+            'PauseShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseShadow,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.PauseShadowRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.PauseShadowResponse.SerializeToString,
+            ),
+            'ResumeShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeShadow,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.ResumeShadowRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.ResumeShadowResponse.SerializeToString,
+            ),
+            'DrainInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainInstance,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.DrainInstanceRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.DrainInstanceResponse.SerializeToString,
+            ),
+            'UndrainInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainInstance,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.UndrainInstanceRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.UndrainInstanceResponse.SerializeToString,
+            ),
+            'RebindSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.RebindSession,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.RebindSessionRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.RebindSessionResponse.SerializeToString,
+            ),
+            'ForgetSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetSession,
+                    request_deserializer=pdshadow_dot_v1_dot_admin__pb2.ForgetSessionRequest.FromString,
+                    response_serializer=pdshadow_dot_v1_dot_admin__pb2.ForgetSessionResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'pdshadow.v1.AdminService', rpc_method_handlers)
@@ -248,7 +446,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged.
+    """Reads the controller's state, steers it, and changes its policies.
+
+    Lists are ordered by name (events by age) and paged: a page token is opaque, belongs to one list, and stays right
+    while things come and go. An unknown name is NOT_FOUND, and the message has the nearest known one. What operators set
+    here lasts until they unset it or the controller restarts.
     """
 
     @staticmethod
@@ -268,6 +470,33 @@ class AdminService:
             '/pdshadow.v1.AdminService/ListModels',
             pdshadow_dot_v1_dot_admin__pb2.ListModelsRequest.SerializeToString,
             pdshadow_dot_v1_dot_admin__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/GetModel',
+            pdshadow_dot_v1_dot_admin__pb2.GetModelRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -414,6 +643,33 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def GetShadowJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/GetShadowJob',
+            pdshadow_dot_v1_dot_admin__pb2.GetShadowJobRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.GetShadowJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListLinks(request,
             target,
             options=(),
@@ -430,6 +686,33 @@ class AdminService:
             '/pdshadow.v1.AdminService/ListLinks',
             pdshadow_dot_v1_dot_admin__pb2.ListLinksRequest.SerializeToString,
             pdshadow_dot_v1_dot_admin__pb2.ListLinksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/GetLink',
+            pdshadow_dot_v1_dot_admin__pb2.GetLinkRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.GetLinkResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -495,6 +778,33 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/Watch',
+            pdshadow_dot_v1_dot_admin__pb2.WatchRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetLedger(request,
             target,
             options=(),
@@ -511,6 +821,33 @@ class AdminService:
             '/pdshadow.v1.AdminService/GetLedger',
             pdshadow_dot_v1_dot_admin__pb2.GetLedgerRequest.SerializeToString,
             pdshadow_dot_v1_dot_admin__pb2.GetLedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/GetStatistics',
+            pdshadow_dot_v1_dot_admin__pb2.GetStatisticsRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.GetStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -565,6 +902,168 @@ class AdminService:
             '/pdshadow.v1.AdminService/SetShadowPolicy',
             pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyRequest.SerializeToString,
             pdshadow_dot_v1_dot_admin__pb2.SetShadowPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/PauseShadow',
+            pdshadow_dot_v1_dot_admin__pb2.PauseShadowRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.PauseShadowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/ResumeShadow',
+            pdshadow_dot_v1_dot_admin__pb2.ResumeShadowRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.ResumeShadowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/DrainInstance',
+            pdshadow_dot_v1_dot_admin__pb2.DrainInstanceRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.DrainInstanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/UndrainInstance',
+            pdshadow_dot_v1_dot_admin__pb2.UndrainInstanceRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.UndrainInstanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RebindSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/RebindSession',
+            pdshadow_dot_v1_dot_admin__pb2.RebindSessionRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.RebindSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdshadow.v1.AdminService/ForgetSession',
+            pdshadow_dot_v1_dot_admin__pb2.ForgetSessionRequest.SerializeToString,
+            pdshadow_dot_v1_dot_admin__pb2.ForgetSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

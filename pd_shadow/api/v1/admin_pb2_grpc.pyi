@@ -27,51 +27,122 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged."""
+    """Reads the controller's state, steers it, and changes its policies.
+
+    Lists are ordered by name (events by age) and paged: a page token is opaque, belongs to one list, and stays right
+    while things come and go. An unknown name is NOT_FOUND, and the message has the nearest known one. What operators set
+    here lasts until they unset it or the controller restarts.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]
+    GetModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelRequest, _admin_pb2.GetModelResponse]
     ListInstances: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListInstancesRequest, _admin_pb2.ListInstancesResponse]
     GetInstance: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetInstanceRequest, _admin_pb2.GetInstanceResponse]
     ListSessions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]
     GetSession: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSessionRequest, _admin_pb2.GetSessionResponse]
     ListShadowJobs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListShadowJobsRequest, _admin_pb2.ListShadowJobsResponse]
+    GetShadowJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetShadowJobRequest, _admin_pb2.GetShadowJobResponse]
     ListLinks: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLinksRequest, _admin_pb2.ListLinksResponse]
+    GetLink: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLinkRequest, _admin_pb2.GetLinkResponse]
     ListEvents: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListEventsRequest, _admin_pb2.ListEventsResponse]
     WatchEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]
-    """Events from now on."""
+    """Events from now on, or from after a given one."""
+    Watch: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]
+    """The answer of one of the lists, now and whenever it differs from the last one sent."""
     GetLedger: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLedgerRequest, _admin_pb2.GetLedgerResponse]
+    GetStatistics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatisticsRequest, _admin_pb2.GetStatisticsResponse]
+    """Counts by reason since the controller started."""
     GetEffectiveConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]
     """The configuration in force, changes at run time included, secrets left out."""
     SetShadowPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetShadowPolicyRequest, _admin_pb2.SetShadowPolicyResponse]
     """Changes whether and what to shadow, until the next change or restart; answers with the policy then in force."""
+    PauseShadow: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseShadowRequest, _admin_pb2.PauseShadowResponse]
+    """Stops shadow work in a scope: prefill legs in flight are cancelled, exports and fetches, which are short, end.
+    Engines with the plugin are told. Pausing what is paused changes nothing.
+    """
+    ResumeShadow: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeShadowRequest, _admin_pb2.ResumeShadowResponse]
+    """Takes back a pause of exactly this scope; another scope that is paused holds on."""
+    DrainInstance: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainInstanceRequest, _admin_pb2.DrainInstanceResponse]
+    """Gives an instance nothing new: calls on it end normally, its shadow legs are cancelled now, and a session bound to it
+    is placed elsewhere with its next call, for PLACEMENT_REASON_INSTANCE_DRAINING.
+
+    What is drained is the name: an instance that restarts under it drains on, until UndrainInstance. A call for a model
+    of which every D or colocated instance drains is refused with REJECTION_REASON_ALL_DRAINING; where every P drains, D
+    computes the prompt, as it does when no P is there.
+    """
+    UndrainInstance: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainInstanceRequest, _admin_pb2.UndrainInstanceResponse]
+    RebindSession: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RebindSessionRequest, _admin_pb2.RebindSessionResponse]
+    """Binds one model's side of a session elsewhere, for its next call; what the old instance held is given up. Calls in
+    flight stay where they are.
+    """
+    ForgetSession: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetSessionRequest, _admin_pb2.ForgetSessionResponse]
+    """Forgets a session, with its bindings and shadow jobs. Calls in flight go on, as calls of no session."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged."""
+    """Reads the controller's state, steers it, and changes its policies.
+
+    Lists are ordered by name (events by age) and paged: a page token is opaque, belongs to one list, and stays right
+    while things come and go. An unknown name is NOT_FOUND, and the message has the nearest known one. What operators set
+    here lasts until they unset it or the controller restarts.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]  # type: ignore[assignment]
+    GetModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelRequest, _admin_pb2.GetModelResponse]  # type: ignore[assignment]
     ListInstances: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListInstancesRequest, _admin_pb2.ListInstancesResponse]  # type: ignore[assignment]
     GetInstance: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetInstanceRequest, _admin_pb2.GetInstanceResponse]  # type: ignore[assignment]
     ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]  # type: ignore[assignment]
     GetSession: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSessionRequest, _admin_pb2.GetSessionResponse]  # type: ignore[assignment]
     ListShadowJobs: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListShadowJobsRequest, _admin_pb2.ListShadowJobsResponse]  # type: ignore[assignment]
+    GetShadowJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetShadowJobRequest, _admin_pb2.GetShadowJobResponse]  # type: ignore[assignment]
     ListLinks: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLinksRequest, _admin_pb2.ListLinksResponse]  # type: ignore[assignment]
+    GetLink: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLinkRequest, _admin_pb2.GetLinkResponse]  # type: ignore[assignment]
     ListEvents: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListEventsRequest, _admin_pb2.ListEventsResponse]  # type: ignore[assignment]
     WatchEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]  # type: ignore[assignment]
-    """Events from now on."""
+    """Events from now on, or from after a given one."""
+    Watch: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]  # type: ignore[assignment]
+    """The answer of one of the lists, now and whenever it differs from the last one sent."""
     GetLedger: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLedgerRequest, _admin_pb2.GetLedgerResponse]  # type: ignore[assignment]
+    GetStatistics: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatisticsRequest, _admin_pb2.GetStatisticsResponse]  # type: ignore[assignment]
+    """Counts by reason since the controller started."""
     GetEffectiveConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEffectiveConfigRequest, _admin_pb2.GetEffectiveConfigResponse]  # type: ignore[assignment]
     """The configuration in force, changes at run time included, secrets left out."""
     SetShadowPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetShadowPolicyRequest, _admin_pb2.SetShadowPolicyResponse]  # type: ignore[assignment]
     """Changes whether and what to shadow, until the next change or restart; answers with the policy then in force."""
+    PauseShadow: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseShadowRequest, _admin_pb2.PauseShadowResponse]  # type: ignore[assignment]
+    """Stops shadow work in a scope: prefill legs in flight are cancelled, exports and fetches, which are short, end.
+    Engines with the plugin are told. Pausing what is paused changes nothing.
+    """
+    ResumeShadow: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeShadowRequest, _admin_pb2.ResumeShadowResponse]  # type: ignore[assignment]
+    """Takes back a pause of exactly this scope; another scope that is paused holds on."""
+    DrainInstance: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainInstanceRequest, _admin_pb2.DrainInstanceResponse]  # type: ignore[assignment]
+    """Gives an instance nothing new: calls on it end normally, its shadow legs are cancelled now, and a session bound to it
+    is placed elsewhere with its next call, for PLACEMENT_REASON_INSTANCE_DRAINING.
+
+    What is drained is the name: an instance that restarts under it drains on, until UndrainInstance. A call for a model
+    of which every D or colocated instance drains is refused with REJECTION_REASON_ALL_DRAINING; where every P drains, D
+    computes the prompt, as it does when no P is there.
+    """
+    UndrainInstance: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainInstanceRequest, _admin_pb2.UndrainInstanceResponse]  # type: ignore[assignment]
+    RebindSession: _aio.UnaryUnaryMultiCallable[_admin_pb2.RebindSessionRequest, _admin_pb2.RebindSessionResponse]  # type: ignore[assignment]
+    """Binds one model's side of a session elsewhere, for its next call; what the old instance held is given up. Calls in
+    flight stay where they are.
+    """
+    ForgetSession: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetSessionRequest, _admin_pb2.ForgetSessionResponse]  # type: ignore[assignment]
+    """Forgets a session, with its bindings and shadow jobs. Calls in flight go on, as calls of no session."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reads the controller's state, and changes its policies. Lists are ordered by name or age and paged."""
+    """Reads the controller's state, steers it, and changes its policies.
+
+    Lists are ordered by name (events by age) and paged: a page token is opaque, belongs to one list, and stays right
+    while things come and go. An unknown name is NOT_FOUND, and the message has the nearest known one. What operators set
+    here lasts until they unset it or the controller restarts.
+    """
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -79,6 +150,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListModelsResponse, _abc.Awaitable[_admin_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetModel(
+        self,
+        request: _admin_pb2.GetModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetModelResponse, _abc.Awaitable[_admin_pb2.GetModelResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListInstances(
@@ -116,11 +194,25 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.ListShadowJobsResponse, _abc.Awaitable[_admin_pb2.ListShadowJobsResponse]]: ...
 
     @_abc_1.abstractmethod
+    def GetShadowJob(
+        self,
+        request: _admin_pb2.GetShadowJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetShadowJobResponse, _abc.Awaitable[_admin_pb2.GetShadowJobResponse]]: ...
+
+    @_abc_1.abstractmethod
     def ListLinks(
         self,
         request: _admin_pb2.ListLinksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLinksResponse, _abc.Awaitable[_admin_pb2.ListLinksResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetLink(
+        self,
+        request: _admin_pb2.GetLinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetLinkResponse, _abc.Awaitable[_admin_pb2.GetLinkResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListEvents(
@@ -135,7 +227,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchEventsResponse], _abc.AsyncIterator[_admin_pb2.WatchEventsResponse]]:
-        """Events from now on."""
+        """Events from now on, or from after a given one."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _admin_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchResponse], _abc.AsyncIterator[_admin_pb2.WatchResponse]]:
+        """The answer of one of the lists, now and whenever it differs from the last one sent."""
 
     @_abc_1.abstractmethod
     def GetLedger(
@@ -143,6 +243,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetLedgerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetLedgerResponse, _abc.Awaitable[_admin_pb2.GetLedgerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetStatistics(
+        self,
+        request: _admin_pb2.GetStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetStatisticsResponse, _abc.Awaitable[_admin_pb2.GetStatisticsResponse]]:
+        """Counts by reason since the controller started."""
 
     @_abc_1.abstractmethod
     def GetEffectiveConfig(
@@ -159,5 +267,62 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetShadowPolicyResponse, _abc.Awaitable[_admin_pb2.SetShadowPolicyResponse]]:
         """Changes whether and what to shadow, until the next change or restart; answers with the policy then in force."""
+
+    @_abc_1.abstractmethod
+    def PauseShadow(
+        self,
+        request: _admin_pb2.PauseShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PauseShadowResponse, _abc.Awaitable[_admin_pb2.PauseShadowResponse]]:
+        """Stops shadow work in a scope: prefill legs in flight are cancelled, exports and fetches, which are short, end.
+        Engines with the plugin are told. Pausing what is paused changes nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeShadow(
+        self,
+        request: _admin_pb2.ResumeShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResumeShadowResponse, _abc.Awaitable[_admin_pb2.ResumeShadowResponse]]:
+        """Takes back a pause of exactly this scope; another scope that is paused holds on."""
+
+    @_abc_1.abstractmethod
+    def DrainInstance(
+        self,
+        request: _admin_pb2.DrainInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainInstanceResponse, _abc.Awaitable[_admin_pb2.DrainInstanceResponse]]:
+        """Gives an instance nothing new: calls on it end normally, its shadow legs are cancelled now, and a session bound to it
+        is placed elsewhere with its next call, for PLACEMENT_REASON_INSTANCE_DRAINING.
+
+        What is drained is the name: an instance that restarts under it drains on, until UndrainInstance. A call for a model
+        of which every D or colocated instance drains is refused with REJECTION_REASON_ALL_DRAINING; where every P drains, D
+        computes the prompt, as it does when no P is there.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainInstance(
+        self,
+        request: _admin_pb2.UndrainInstanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndrainInstanceResponse, _abc.Awaitable[_admin_pb2.UndrainInstanceResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RebindSession(
+        self,
+        request: _admin_pb2.RebindSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RebindSessionResponse, _abc.Awaitable[_admin_pb2.RebindSessionResponse]]:
+        """Binds one model's side of a session elsewhere, for its next call; what the old instance held is given up. Calls in
+        flight stay where they are.
+        """
+
+    @_abc_1.abstractmethod
+    def ForgetSession(
+        self,
+        request: _admin_pb2.ForgetSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ForgetSessionResponse, _abc.Awaitable[_admin_pb2.ForgetSessionResponse]]:
+        """Forgets a session, with its bindings and shadow jobs. Calls in flight go on, as calls of no session."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -61,7 +61,7 @@ class _InstanceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Instanc
     INSTANCE_STATE_SUSPECT: _InstanceState.ValueType  # 3
     """Missed its last observations: keeps what it has, gets nothing new."""
     INSTANCE_STATE_DRAINING: _InstanceState.ValueType  # 4
-    """Finishes what it has, by an operator's wish."""
+    """Healthy, but finishes what it has and gets nothing new, by an operator's wish."""
     INSTANCE_STATE_GONE: _InstanceState.ValueType  # 5
     """Gone, or replaced by a newer incarnation."""
 
@@ -76,7 +76,7 @@ INSTANCE_STATE_READY: InstanceState.ValueType  # 2
 INSTANCE_STATE_SUSPECT: InstanceState.ValueType  # 3
 """Missed its last observations: keeps what it has, gets nothing new."""
 INSTANCE_STATE_DRAINING: InstanceState.ValueType  # 4
-"""Finishes what it has, by an operator's wish."""
+"""Healthy, but finishes what it has and gets nothing new, by an operator's wish."""
 INSTANCE_STATE_GONE: InstanceState.ValueType  # 5
 """Gone, or replaced by a newer incarnation."""
 Global___InstanceState: _TypeAlias = InstanceState  # noqa: Y015
@@ -104,6 +104,8 @@ class _PlacementReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Place
     """The sticky instance is draining."""
     PLACEMENT_REASON_CONTROLLER_UNREACHABLE: _PlacementReason.ValueType  # 8
     """The gateway could not reach the controller and placed by rendezvous hash."""
+    PLACEMENT_REASON_REBOUND: _PlacementReason.ValueType  # 9
+    """An operator bound the session to this instance, or unbound it."""
 
 class PlacementReason(_PlacementReason, metaclass=_PlacementReasonEnumTypeWrapper):
     """Why a call got the instance it got."""
@@ -125,6 +127,8 @@ PLACEMENT_REASON_INSTANCE_DRAINING: PlacementReason.ValueType  # 7
 """The sticky instance is draining."""
 PLACEMENT_REASON_CONTROLLER_UNREACHABLE: PlacementReason.ValueType  # 8
 """The gateway could not reach the controller and placed by rendezvous hash."""
+PLACEMENT_REASON_REBOUND: PlacementReason.ValueType  # 9
+"""An operator bound the session to this instance, or unbound it."""
 Global___PlacementReason: _TypeAlias = PlacementReason  # noqa: Y015
 
 class _ShadowReason:
@@ -184,6 +188,10 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     """The instance has no room for shadow KV now."""
     SHADOW_REASON_NO_PROGRESS: _ShadowReason.ValueType  # 25
     """The last leg ended without covering anything new; the next one waits."""
+    SHADOW_REASON_INSTANCE_DRAINING: _ShadowReason.ValueType  # 26
+    """The instance drains; the session moves away with its next call."""
+    SHADOW_REASON_REBOUND: _ShadowReason.ValueType  # 27
+    """An operator bound the session to another instance."""
 
 class ShadowReason(_ShadowReason, metaclass=_ShadowReasonEnumTypeWrapper):
     """Why a shadow job is where it is: running, finished, or what holds it."""
@@ -239,6 +247,10 @@ SHADOW_REASON_NO_ROOM: ShadowReason.ValueType  # 24
 """The instance has no room for shadow KV now."""
 SHADOW_REASON_NO_PROGRESS: ShadowReason.ValueType  # 25
 """The last leg ended without covering anything new; the next one waits."""
+SHADOW_REASON_INSTANCE_DRAINING: ShadowReason.ValueType  # 26
+"""The instance drains; the session moves away with its next call."""
+SHADOW_REASON_REBOUND: ShadowReason.ValueType  # 27
+"""An operator bound the session to another instance."""
 Global___ShadowReason: _TypeAlias = ShadowReason  # noqa: Y015
 
 class _StepReason:
@@ -576,6 +588,12 @@ class _RejectionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rejec
     """The prompt is longer than the model's context window."""
     REJECTION_REASON_MIXED_ROLES: _RejectionReason.ValueType  # 14
     """A model is served by colocated instances, or by P and D instances; never by both."""
+    REJECTION_REASON_ALL_DRAINING: _RejectionReason.ValueType  # 15
+    """Every instance of the model that could take the call drains."""
+    REJECTION_REASON_UNKNOWN_SHADOW_JOB: _RejectionReason.ValueType  # 16
+    """No such shadow job."""
+    REJECTION_REASON_INSTANCE_NOT_READY: _RejectionReason.ValueType  # 17
+    """The instance cannot take what an operator wants to bind to it: it is not ready, or drains."""
     REJECTION_REASON_NOT_LEADER: _RejectionReason.ValueType  # 20
     """Another controller leads; this one takes over when it no longer can."""
     REJECTION_REASON_TOKEN_MISSING: _RejectionReason.ValueType  # 30
@@ -617,6 +635,12 @@ REJECTION_REASON_PROMPT_TOO_LONG: RejectionReason.ValueType  # 13
 """The prompt is longer than the model's context window."""
 REJECTION_REASON_MIXED_ROLES: RejectionReason.ValueType  # 14
 """A model is served by colocated instances, or by P and D instances; never by both."""
+REJECTION_REASON_ALL_DRAINING: RejectionReason.ValueType  # 15
+"""Every instance of the model that could take the call drains."""
+REJECTION_REASON_UNKNOWN_SHADOW_JOB: RejectionReason.ValueType  # 16
+"""No such shadow job."""
+REJECTION_REASON_INSTANCE_NOT_READY: RejectionReason.ValueType  # 17
+"""The instance cannot take what an operator wants to bind to it: it is not ready, or drains."""
 REJECTION_REASON_NOT_LEADER: RejectionReason.ValueType  # 20
 """Another controller leads; this one takes over when it no longer can."""
 REJECTION_REASON_TOKEN_MISSING: RejectionReason.ValueType  # 30

@@ -71,7 +71,10 @@ class ClusterHistory(RuleBasedStateMachine):
             self._check_start(leg)
 
     def _check_start(self, leg: StartLeg) -> None:
-        # A fetch follows its export at once, even if D has gone suspect meanwhile: the export pins blocks on P.
+        # A fetch follows its export at once, even if D has gone suspect or was paused meanwhile: the export pins blocks
+        # on P. A drain ends what it meets.
+        assert not leg.instance.draining
+        assert leg.kind == pb.LEG_KIND_FETCH or not leg.instance.paused
         assert leg.instance.ready or (leg.kind == pb.LEG_KIND_FETCH and leg.instance.alive)
         assert self.connected
         if leg.kind == pb.LEG_KIND_FETCH:
@@ -104,6 +107,8 @@ class ClusterHistory(RuleBasedStateMachine):
             self.calls.append(begun)
             self._started()
             assert begun.call.colocated == (model in COLOCATED)
+            for placed in (begun.call.prefill, begun.call.decode):
+                assert placed is None or not placed.instance.draining
             for leg in begun.call.prefill.instance.shadow_legs if begun.call.prefill else ():
                 # A normal call meets an export, which is short, a prefill that was told to stop, a plugin, or a peer.
                 started = self.w.legs[leg]
@@ -196,7 +201,7 @@ class ClusterHistory(RuleBasedStateMachine):
         self.rooms[name] = room
         if self.w.instance(name).stream:
             self.w.beat(name, running=running, shadow_room_tokens=room)
-            assert self.w.instance(name).ready
+            assert self.w.instance(name).ready or self.w.instance(name).draining
             self._started()
 
     @precondition(lambda self: self.w.legs)
@@ -232,6 +237,59 @@ class ClusterHistory(RuleBasedStateMachine):
     def set_policy(self, change: dict[str, str]) -> None:
         self.w.cluster.set_shadow_policy(self.w.now, self.w.cluster.shadow_policy.changed(**change))
         self._started()
+
+    @rule(name=names, draining=st.booleans())
+    def drain(self, name: str, draining: bool) -> None:
+        calls = dict(self.w.cluster.calls)
+        (self.w.cluster.drain if draining else self.w.cluster.undrain)(self.w.now, name)
+        self._started()
+        instance = self.w.instance(name)
+        assert self.w.cluster.calls == calls
+        if draining:
+            assert not instance.ready
+            assert not instance.shadow_legs
+            assert instance.fetch_leg is None
+
+    @rule(name=names, leaving=st.booleans())
+    def leave(self, name: str, leaving: bool) -> None:
+        self.w.cluster.mark_leaving(self.w.now, name, leaving=leaving)
+        self._started()
+        assert self.w.instance(name).leaving == leaving
+
+    @rule(name=names, scope=st.sampled_from(["cluster", "model", "instance"]), paused=st.booleans())
+    def pause(self, name: str, scope: str, paused: bool) -> None:
+        cluster = self.w.cluster
+        match scope:
+            case "cluster":
+                cluster.pause_cluster(self.w.now, paused=paused)
+            case "model":
+                cluster.pause_model(self.w.now, self.w.instance(name).model, paused=paused)
+            case _:
+                cluster.pause_instance(self.w.now, name, paused=paused)
+        self._started()
+        assert not paused or self.w.instance(name).paused
+
+    @rule(key=keys, name=names, unbind=st.booleans())
+    def rebind(self, key: SessionKey, name: str, unbind: bool) -> None:
+        instance = self.w.instance(name)
+        if self.w.cluster.sessions.get(key) is None or not (instance.ready or unbind):
+            return
+        side = "decode" if instance.role == pb.ROLE_DECODE else "prefill"
+        sides: dict[str, str | None] = {"prefill": None, "decode": None, side: "" if unbind else name}
+        session = self.w.cluster.rebind(self.w.now, key, instance.model, **sides)
+        bound = getattr(session.binding(instance.model), side)
+        # Unbound, a leg that starts at once does not bind it yet.
+        assert bound == (None if unbind else instance.ref)
+        self._started()
+
+    @rule(key=keys)
+    def forget(self, key: SessionKey) -> None:
+        if self.w.cluster.sessions.get(key) is not None:
+            calls = set(self.w.cluster.calls)
+            self.w.cluster.forget(self.w.now, key)
+            self._started()
+            assert set(self.w.cluster.calls) == calls
+            assert self.w.cluster.sessions.get(key) is None
 
     @rule(name=names, refused=st.booleans())
     def miss(self, name: str, refused: bool) -> None:
@@ -289,6 +347,19 @@ class ClusterHistory(RuleBasedStateMachine):
         for job in self.w.cluster.jobs:
             if job.leg is not None:
                 assert job.leg.booked <= job.leg.covered <= job.leg.chunk.end
+
+    @invariant()
+    def sessions_count_their_calls(self) -> None:
+        counted = Counter(call.session for call in self.w.cluster.calls.values() if call.session is not None)
+        for session in self.w.cluster.sessions:
+            assert session.calls_in_flight == counted[session.key]
+
+    @invariant()
+    def switches_hold_over_restarts(self) -> None:
+        switches = self.w.cluster.registry.switches
+        for instance in self.w.cluster.registry:
+            assert instance.drained == (instance.name in switches.drained)
+            assert instance.paused == instance.gate.paused == switches.pauses(instance.name, instance.model)
 
     @invariant()
     def a_stream_belongs_to_a_living_instance_with_the_plugin(self) -> None:

@@ -29,9 +29,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SESSION = common_pb2.SessionKey(session_id="s")
 
 
-def add_instance(plane: Plane, name: str, model: str, role: common_pb2.Role.ValueType) -> None:
+def add_instance(plane: Plane, name: str, model: str, role: common_pb2.Role.ValueType, url: str = "") -> None:
     with plane.turn() as (cluster, now):
-        cluster.declare(Declared(name, model, role, f"http://{name}"))
+        cluster.declare(Declared(name, model, role, url or f"http://{name}"))
         cluster.observe(now, name, facts(), LoadReport())
 
 
@@ -483,7 +483,7 @@ async def test_directives_go_down_the_stream(controller: Controller, channel: gr
     stream = await attach(channel)
     with controller.plane.turn() as (cluster, now):
         cluster.limit_engines(now, common_pb2.ROLE_DECODE, Limits(cap_share=0.0, minimum_tokens=64))
-        cluster.pause_engines(now, paused=True)
+        cluster.pause_cluster(now, paused=True)
     limits = (await stream.read()).set_limits
     assert {field.name: value for field, value in limits.ListFields()} == {"cap_share": 0.0, "minimum_tokens": 64}
     assert (await stream.read()).HasField("pause_shadow")
@@ -583,8 +583,8 @@ async def test_an_engine_too_far_behind_is_cut_off_once_it_has_read_what_waits(c
     named_ = Declared("c-d0", "c", common_pb2.ROLE_DECODE, "http://c-d0:1")
     attachment = controller.plane.attach(named_, facts(), [])
     with controller.plane.turn() as (cluster, now):
-        for _ in range(QUEUE_LIMIT + 1):
-            cluster.pause_engines(now, paused=True)
+        for turn in range(QUEUE_LIMIT + 1):
+            cluster.pause_cluster(now, paused=turn % 2 == 0)
     assert not attachment.offer(engine_pb2.AttachResponse())
     assert len([message async for message in attachment.messages()]) == QUEUE_LIMIT
 
@@ -610,6 +610,9 @@ async def test_a_leg_may_cover_less_than_it_was_asked(controller: Controller, ch
 async def test_metrics_are_served_and_carry_reasons(controller: Controller, channel: grpc.aio.Channel) -> None:
     secret = common_pb2.SessionKey(session_id="in-no-label")
     await placement_pb2_grpc.PlacementServiceStub(channel).BeginCall(begin(session=secret))
+    with controller.plane.turn() as (cluster, now):
+        cluster.drain(now, "b-d0")
+        cluster.pause_model(now, "b", paused=True)
     async with (
         aiohttp.ClientSession() as http,
         http.get(f"http://127.0.0.1:{controller.metrics_port}/metrics") as response,
@@ -617,6 +620,8 @@ async def test_metrics_are_served_and_carry_reasons(controller: Controller, chan
         text = await response.text()
     assert 'pd_shadow_controller_instance_ready{instance="a-p0",model="a",role="prefill"} 1.0' in text
     assert 'pd_shadow_controller_placements_total{model="a",reason="first_call",role="decode"} 1.0' in text
+    assert 'pd_shadow_controller_instance_draining{instance="b-d0",model="b",role="decode"} 1.0' in text
+    assert 'pd_shadow_controller_instance_shadow_paused{instance="b-p0",model="b",role="prefill"} 1.0' in text
     assert "in-no-label" not in text
 
 

@@ -386,6 +386,15 @@ async def _start_engine(stack: AsyncExitStack, engine: FakeEngine) -> None:
 
 
 @asynccontextmanager
+async def serving(engines: Iterable[FakeEngine]) -> AsyncIterator[None]:
+    """Scripted engines that listen inside the block, each at its `url`."""
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await _start_engine(stack, engine)
+        yield
+
+
+@asynccontextmanager
 async def running(
     settings: dict[str, Any] | None = None,
     *,

@@ -1,0 +1,1 @@
+"""`pd-shadow admin …`: the operators' side of AdminService."""
