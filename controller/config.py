@@ -155,6 +155,26 @@ class ShadowConfig(Config):
         return self
 
 
+class LinksConfig(Config):
+    """When a pair of P and D whose transfers fail is left alone for a while."""
+
+    quarantine_after_failures: int = Field(default=3, ge=1)
+    """Failures in a row."""
+    quarantine_seconds: Seconds = 5.0
+    """Time until one probe is let through; doubles with every probe that fails."""
+    max_quarantine_seconds: Seconds = 120.0
+    """The longest such time."""
+
+    @model_validator(mode="after")
+    def _room_to_grow(self) -> LinksConfig:
+        if self.max_quarantine_seconds < self.quarantine_seconds:
+            raise ValueError(
+                f"max_quarantine_seconds: {self.max_quarantine_seconds:g} must not be less than quarantine_seconds, "
+                f"{self.quarantine_seconds:g}"
+            )
+        return self
+
+
 class AuthConfig(Config):
     """Who may call what: files of bearer tokens, one a line. A scope without a file asks for none."""
 
@@ -241,6 +261,8 @@ class ControllerConfig(Config):
     """Where instances come from."""
     shadow: ShadowConfig = ShadowConfig()
     """Whether and what to shadow."""
+    links: LinksConfig = LinksConfig()
+    """When a link between P and D is left alone."""
     limits: LimitsConfig = LimitsConfig()
     """Caps on what clients can make the controller hold."""
     tracing: TracingConfig | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterator
 
 from prometheus_client import Counter
@@ -78,6 +79,21 @@ class ClusterCollector(Collector):
                 seconds.add_metric([instance.name, "shadow"], instance.link.shadow_seconds)
                 seconds.add_metric([instance.name, "idle"], instance.link.idle_seconds)
         yield seconds
+        quarantined = GaugeMetricFamily(
+            f"{PREFIX}links_quarantined", "Pairs of P and D in quarantine now.", labels=["model"]
+        )
+        cluster = self._plane.cluster
+        counts = Counts(link.model for link in cluster.links if link.quarantined)
+        for model in cluster.registry.models():
+            quarantined.add_metric([model], counts[model])
+        quarantines = CounterMetricFamily(
+            f"{PREFIX}link_quarantines",
+            "Pairs of P and D put in quarantine, failed probes included.",
+            labels=["model"],
+        )
+        for model, count in cluster.call_ledger.quarantines.items():
+            quarantines.add_metric([model], count)
+        yield from (quarantined, quarantines)
 
     def _calls(self) -> Iterator[Metric]:
         cluster = self._plane.cluster

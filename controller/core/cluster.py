@@ -15,6 +15,7 @@ from controller.core.coverage import Coverage
 from controller.core.effects import DropResident, DropSession, Effect, Event, LimitEngine, Limits, PauseEngine
 from controller.core.instance import Facts, Instance, InstanceRef, LoadReport
 from controller.core.ledger import CallLedger, ShadowLedger
+from controller.core.links import Link, Links
 from controller.core.placement import place_decode, place_prefill
 from controller.core.registry import Changes, Declared, Registry, describe_conflict
 from controller.core.rejection import RejectedError, invalid_field
@@ -86,10 +87,12 @@ class Cluster:
         self.call_ledger = CallLedger()
         self.prior = switch_prior.SwitchPrior()
         self.coverage = Coverage(self.registry, self.shadow_ledger)
+        self.links = Links(config.links, self._note_link)
         self.jobs = ShadowJobs(
             config.shadow,
             self.shadow_policy,
             self.coverage,
+            self.links,
             self.call_ledger,
             self._emit,
             self._note_job,
@@ -275,9 +278,15 @@ class Cluster:
         binding = known_session.bindings.get(model) if known_session else None
         if session_key is not None and binding is None:
             binding = Binding()
-        prefill = place_prefill(self.registry, model, binding, prompt_tokens, digests)
-        colocated = prefill.placed is not None and prefill.placed.instance.colocated
-        decode = prefill.placed if colocated else place_decode(self.registry, model, binding)
+        pairs = self.links.of_prefill(now, self.registry.ready(model, common.ROLE_DECODE))
+        prefill = place_prefill(self.registry, model, binding, prompt_tokens, digests, pairs)
+        on_prefill = prefill.placed.instance if prefill.placed else None
+        colocated = on_prefill is not None and on_prefill.colocated
+        decode = (
+            prefill.placed
+            if colocated
+            else place_decode(self.registry, model, binding, self.links.of_decode(now, on_prefill))
+        )
         if decode is None:
             raise self._nowhere(model)
         session = self._touch(now, session_key, gateway_id, task) if session_key is not None else None
@@ -298,6 +307,8 @@ class Cluster:
         )
         self.calls[call.call_id] = call
         call.reserve()
+        if on_prefill is not None and not colocated:
+            self.links.begin(now, on_prefill, decode.instance, call)
         for placed in {prefill.placed, decode}:
             if placed is not None:
                 self.call_ledger.placements[model, placed.instance.role, placed.reason] += 1
@@ -339,6 +350,7 @@ class Cluster:
         """End a call; returns the models to render its context for. Raises RejectedError for an unknown call."""
         self._now = now
         call = self._call(call_id)
+        self._judge_link(now, call, end)
         self._close(now, call, end.outcome)
         self._book(call, end)
         session = self.sessions.get(call.session) if call.session else None
@@ -387,10 +399,23 @@ class Cluster:
         cached_tokens: int = 0,
         detail: str = "",
         covered_tokens: int | None = None,
+        *,
+        transfer_failed: bool = False,
     ) -> None:
-        """A dispatcher's word on how a leg ended; `covered_tokens` if the engine says what it holds now."""
+        """A dispatcher's word on how a leg ended; if the engine says so, `covered_tokens` is what it holds now, and
+        `transfer_failed` that no KV arrived.
+        """
         self._now = now
-        self.jobs.finished(now, leg_id, gateway_id, outcome, cached_tokens, covered_tokens, detail)
+        self.jobs.finished(
+            now,
+            leg_id,
+            gateway_id,
+            outcome,
+            cached_tokens,
+            covered_tokens,
+            detail,
+            transfer_failed=transfer_failed,
+        )
         self._schedule(now)
 
     def set_shadow_policy(self, now: float, policy: ShadowPolicy) -> None:
@@ -562,6 +587,12 @@ class Cluster:
         subject = f"{job.session.session_id}/{job.model}"
         self._event(admin.EVENT_KIND_SHADOW_JOB, subject, label(common.ShadowReason.DESCRIPTOR, reason), message)
 
+    def _note_link(self, link: Link, state: common.LinkState.ValueType, message: str) -> None:
+        if state == common.LINK_STATE_QUARANTINED:
+            self.call_ledger.quarantines[link.model] += 1
+        subject = f"{link.key.prefill.name}/{link.key.decode.name}"
+        self._event(admin.EVENT_KIND_LINK, subject, label(common.LinkState.DESCRIPTOR, state), message)
+
     def _call(self, call_id: str) -> Call:
         call = self.calls.get(call_id)
         if call is None:
@@ -584,11 +615,12 @@ class Cluster:
             self._note_state(instance)
         for instance, reason in changes.lost:
             self.jobs.abort_on(self._now, instance, common.SHADOW_REASON_INSTANCE_LOST)
+            self.links.forget(instance)
             for session in self.sessions:
                 for model, binding in session.bindings.items():
                     if model == instance.model and self.coverage.leave(binding, instance, reason):
                         self._note_left(session, instance, reason)
-        for model in {instance.model for instance in changes.state_changed}:
+        for model in dict.fromkeys(instance.model for instance in changes.state_changed):
             for job in self.jobs.homeless(model):
                 self._rehome(job, self.sessions.get(job.session))
         if changes.state_changed:
@@ -756,7 +788,7 @@ class Cluster:
             return prefill, None
         decode = self.registry.live(binding.decode)
         if decode is None:
-            placed = place_decode(self.registry, model, Binding())
+            placed = place_decode(self.registry, model, Binding(), self.links.of_decode(self._now, prefill))
             decode = placed.instance if placed else None
         return prefill, decode
 
@@ -805,9 +837,23 @@ class Cluster:
                 f"{call.model}: {end.prompt_tokens} tokens",
             )
 
+    def _judge_link(self, now: float, call: Call, end: CallEnd) -> None:
+        """What the end of a call says about the link between its P and D."""
+        if call.prefill is None or call.colocated:
+            return
+        prefill, decode = call.prefill.instance, call.decode.instance
+        if end.handoff == common.HANDOFF_HANDED_OFF:
+            self.links.succeeded(prefill, decode)
+        elif (
+            end.handoff == common.HANDOFF_RECOMPUTED and end.recompute_reason == common.RECOMPUTE_REASON_TRANSFER_FAILED
+        ):
+            self.links.failed(now, prefill, decode, call)
+
     def _close(self, now: float, call: Call, outcome: common.CallOutcome.ValueType) -> None:
         del self.calls[call.call_id]
         call.release(now)
+        if call.prefill is not None:
+            self.links.ended(call.prefill.instance, call.decode.instance, call)
         self.call_ledger.outcomes[call.model, outcome] += 1
         session = self.sessions.get(call.session) if call.session else None
         if session is not None:

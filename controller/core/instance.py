@@ -116,6 +116,8 @@ class Instance:
     hardware: str = ""
     state: pb.InstanceState.ValueType = STARTING
     last_seen: float = 0.0
+    # Whether anything was heard after its first word, which alone may be the late one of a process that is no more.
+    confirmed: bool = False
     misses: int = 0
     load: LoadReport = field(default_factory=LoadReport)
     # Normal calls by id: prompt tokens not computed yet (P), or their presence alone (D).

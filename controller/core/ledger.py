@@ -48,4 +48,6 @@ class CallLedger:
     placements: Counter[tuple[str, pb.Role.ValueType, pb.PlacementReason.ValueType]] = field(default_factory=Counter)
     recompute_reasons: Counter[tuple[str, pb.RecomputeReason.ValueType]] = field(default_factory=Counter)
     handed_off_by_model: Counter[str] = field(default_factory=Counter)
+    # Links put in quarantine, failed probes included, by model.
+    quarantines: Counter[str] = field(default_factory=Counter)
     legs: Counter[tuple[str, pb.LegKind.ValueType, pb.LegOutcome.ValueType]] = field(default_factory=Counter)

@@ -5,6 +5,7 @@ A colocated instance is placed like P and bound as the prefill side: it holds th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from controller.core.instance import Instance, InstanceRef
@@ -30,10 +31,20 @@ class PrefillPlacement(NamedTuple):
 
 
 def place_prefill(
-    registry: Registry, model: str, binding: Binding | None, prompt_tokens: int, digests: tuple[Digest, ...]
+    registry: Registry,
+    model: str,
+    binding: Binding | None,
+    prompt_tokens: int,
+    digests: tuple[Digest, ...],
+    pairs: Callable[[Instance], bool] | None = None,
 ) -> PrefillPlacement:
-    """The prefill or colocated instance with the lowest estimated completion; none when none of the model is ready."""
-    ready = {instance.name: instance for instance in registry.ready(model, pb.ROLE_PREFILL, pb.ROLE_COLOCATED)}
+    """The prefill or colocated instance with the lowest estimated completion; none when none of the model is ready.
+
+    One that `pairs`, if any does.
+    """
+    found = registry.ready(model, pb.ROLE_PREFILL, pb.ROLE_COLOCATED)
+    fit = [instance for instance in found if pairs(instance)] if pairs else found
+    ready = {instance.name: instance for instance in fit or found}
     if not ready:
         return PrefillPlacement(None, 0, prompt_tokens, 0.0)
     sticky = registry.live(binding.prefill) if binding else None
@@ -59,28 +70,44 @@ def place_prefill(
         sticky.name if sticky else None,
     )
     chosen = ready[choice.name]
-    reason = _reason(registry, binding, binding.prefill if binding else None, chosen, "prefill")
+    avoided = sticky is not None and pairs is not None and not pairs(sticky)
+    reason = _reason(registry, binding, binding.prefill if binding else None, chosen, "prefill", avoided=avoided)
     return PrefillPlacement(
         Placed(chosen, reason), warm if chosen is sticky else 0, choice.uncached_tokens, choice.completion_seconds
     )
 
 
-def place_decode(registry: Registry, model: str, binding: Binding | None) -> Placed | None:
-    """The sticky decode instance while it is ready, else the one with the fewest calls and sessions."""
-    ready = registry.ready(model, pb.ROLE_DECODE)
-    if not ready:
+def place_decode(
+    registry: Registry, model: str, binding: Binding | None, pairs: Callable[[Instance], bool] | None = None
+) -> Placed | None:
+    """The sticky decode instance while it is ready, else the one with the fewest calls and sessions.
+
+    One that `pairs`, if any does.
+    """
+    found = registry.ready(model, pb.ROLE_DECODE)
+    if not found:
         return None
+    fit = [instance for instance in found if pairs(instance)] if pairs else found
+    ready = fit or found
     sticky = registry.live(binding.decode) if binding else None
     chosen = (
         sticky
-        if sticky is not None and sticky.ready
+        if sticky is not None and sticky in ready
         else min(ready, key=lambda instance: (len(instance.decode_calls), instance.sessions, instance.name))
     )
-    return Placed(chosen, _reason(registry, binding, binding.decode if binding else None, chosen, "decode"))
+    avoided = sticky is not None and pairs is not None and not pairs(sticky)
+    bound = binding.decode if binding else None
+    return Placed(chosen, _reason(registry, binding, bound, chosen, "decode", avoided=avoided))
 
 
 def _reason(
-    registry: Registry, binding: Binding | None, bound: InstanceRef | None, chosen: Instance, side: str
+    registry: Registry,
+    binding: Binding | None,
+    bound: InstanceRef | None,
+    chosen: Instance,
+    side: str,
+    *,
+    avoided: bool,
 ) -> pb.PlacementReason.ValueType:
     if binding is None:
         return pb.PLACEMENT_REASON_NO_SESSION
@@ -95,4 +122,4 @@ def _reason(
         return pb.PLACEMENT_REASON_INSTANCE_DRAINING
     if sticky is None or not sticky.ready:
         return pb.PLACEMENT_REASON_INSTANCE_LOST
-    return pb.PLACEMENT_REASON_STICKY_BUSY
+    return pb.PLACEMENT_REASON_LINK_QUARANTINED if avoided else pb.PLACEMENT_REASON_STICKY_BUSY

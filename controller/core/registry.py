@@ -140,6 +140,8 @@ class Registry:
             if self._refused(instance, changes):
                 return changes
             self._begin(now, instance)
+        else:
+            instance.confirmed = True
         self._seen(now, instance, load, changes)
         return changes
 
@@ -161,6 +163,7 @@ class Registry:
             self._begin(now, instance)
         else:
             # Discovery saw this life first, or its stream broke; what is placed on it stays.
+            instance.confirmed = True
             instance.facts, instance.url, instance.request_level = facts, named.url, False
             instance.hardware = named.hardware or instance.hardware
         instance.stream = next(self._streams)
@@ -182,6 +185,7 @@ class Registry:
         """A load report on a stream; raises RejectedError when the stream no longer counts."""
         instance = self.attached(ref, stream)
         changes = Changes()
+        instance.confirmed = True
         known = instance.load
         load = replace(load, failed_transfers=known.failed_transfers, expired_exports=known.expired_exports)
         self._seen(now, instance, load, changes)
@@ -287,6 +291,9 @@ class Registry:
             past = self._past.setdefault(instance.name, [])
             past.append(instance.facts.incarnation)
             del past[:-PAST_LIVES_KEPT]
+        elif not instance.confirmed and self._past.get(instance.name):
+            # Its only word replaced a life that may well be the running one, and must not lock it out for good.
+            self._past[instance.name].pop()
 
     def _conflict(self, new: Instance) -> tuple[pb.RejectionReason.ValueType, Instance] | None:
         for partner in self._lives.values():

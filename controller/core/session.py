@@ -127,10 +127,11 @@ class Sessions:
         return self.touch(now, key)[0]
 
     def expired(self, now: float) -> list[Session]:
-        """Sessions idle for too long, oldest first."""
-        found = []
+        """Sessions idle for too long, or beyond the cap now that their calls ended, oldest first."""
+        found: list[Session] = []
+        excess = len(self._sessions) - self._max
         for session in self._sessions.values():
-            if now - session.last_call < self._idle_seconds:
+            if now - session.last_call < self._idle_seconds and len(found) >= excess:
                 break
             if not session.calls_in_flight:
                 found.append(session)

@@ -19,6 +19,7 @@ from controller.core.coverage import Coverage
 from controller.core.effects import CancelLeg, Effect, StartLeg
 from controller.core.instance import Instance
 from controller.core.ledger import CallLedger
+from controller.core.links import Links
 from controller.core.session import Session, SessionKey
 from controller.core.shadow_job import JobInput, JobState, Leg, ShadowJob
 from controller.core.shadow_policy import ShadowPolicy
@@ -30,6 +31,8 @@ from transfer.gate import GateState
 
 # A dispatcher that reports nothing for this long past a leg's deadline has lost it.
 REPORT_GRACE_SECONDS = 2.0
+# Of a wait; beyond, any is the longest, and a float would overflow.
+MAX_DOUBLINGS = 64
 # Prefill legs on a P with the plugin: one to work on, one to follow it without a gap.
 PLUGIN_PREFILL_LEGS = 2
 
@@ -54,6 +57,7 @@ class ShadowJobs:
         config: ShadowConfig,
         policy: ShadowPolicy,
         coverage: Coverage,
+        links: Links,
         calls: CallLedger,
         emit: Callable[[Effect], None],
         note: Callable[[ShadowJob, pb.ShadowReason.ValueType, str], None],
@@ -62,6 +66,7 @@ class ShadowJobs:
         self._config = config
         self._policy = policy
         self._coverage = coverage
+        self._links = links
         self._calls = calls
         self._emit = emit
         self._note = note
@@ -211,6 +216,8 @@ class ShadowJobs:
         cached_tokens: int,
         covered_tokens: int | None,
         detail: str,
+        *,
+        transfer_failed: bool,
     ) -> None:
         """A dispatcher's word on how a leg ended; too late for a leg that was given up.
 
@@ -221,6 +228,12 @@ class ShadowJobs:
             return
         job, leg = entry
         self._calls.legs[job.model, leg.kind, outcome] += 1
+        if leg.kind == pb.LEG_KIND_FETCH:
+            done = outcome == pb.LEG_OUTCOME_DONE
+            failed = outcome in (pb.LEG_OUTCOME_FAILED, pb.LEG_OUTCOME_TIMED_OUT) or transfer_failed
+            # Only what D holds beyond the chunk's start came over the link; a stock D says what it found cached.
+            held = (cached_tokens if covered_tokens is None else covered_tokens) if done else 0
+            self._judge_link(now, job, failed=failed, arrived=held > leg.chunk.start)
         if outcome == pb.LEG_OUTCOME_DONE:
             self._done(now, job, leg, cached_tokens, covered_tokens, detail)
         else:
@@ -312,6 +325,8 @@ class ShadowJobs:
         if push is not None and decode is not None:
             if decode.gate.state is not GateState.OPEN:
                 return _GATE_REASON[decode.gate.state]
+            if not self._links.usable(now, prefill, decode):
+                return pb.SHADOW_REASON_LINK_QUARANTINED
             push = _fit(push, decode)
             if push is None:
                 return pb.SHADOW_REASON_NO_ROOM
@@ -323,6 +338,7 @@ class ShadowJobs:
             self._start(now, job, pb.LEG_KIND_PREFILL, prefill, gateway, chunk)
         elif push is not None and decode is not None:
             decode.settled_gate(now).begin_shadow()
+            self._links.begin(now, prefill, decode, job)
             job.apply(JobInput.START_EXPORT)
             self._start(now, job, pb.LEG_KIND_EXPORT, prefill, gateway, push)
         return pb.SHADOW_REASON_RUNNING
@@ -426,6 +442,15 @@ class ShadowJobs:
             what = f"{label(pb.LegKind.DESCRIPTOR, leg.kind)} to {leg.chunk.end} tokens covers {upto}"
             self._back_off(now, job, pb.SHADOW_REASON_NO_PROGRESS, what, detail)
 
+    def _judge_link(self, now: float, job: ShadowJob, *, failed: bool, arrived: bool) -> None:
+        """What the end of a fetch says about the link; one that brought nothing, for want of room, says nothing."""
+        if job.decode is None:
+            return
+        if failed:
+            self._links.failed(now, job.prefill, job.decode, job)
+        elif arrived:
+            self._links.succeeded(job.prefill, job.decode)
+
     def _book(self, job: ShadowJob, leg: Leg) -> None:
         """Book what the instance said it covered of a leg that has not ended well, or that is cut back."""
         new = leg.covered - leg.booked
@@ -440,7 +465,8 @@ class ShadowJobs:
 
     def _back_off(self, now: float, job: ShadowJob, reason: pb.ShadowReason.ValueType, what: str, detail: str) -> None:
         job.failures += 1
-        wait = min(self._config.backoff_seconds * 2 ** (job.failures - 1), self._config.max_backoff_seconds)
+        doublings = min(job.failures - 1, MAX_DOUBLINGS)
+        wait = min(self._config.backoff_seconds * 2.0**doublings, self._config.max_backoff_seconds)
         job.retry_at = now + wait
         job.apply(JobInput.LEG_FAILED)
         job.reason = reason
@@ -464,6 +490,7 @@ class ShadowJobs:
             del leg.instance.shadow_legs[leg.leg_id]
         if leg.kind in (pb.LEG_KIND_EXPORT, pb.LEG_KIND_FETCH) and not keep_link and job.decode is not None:
             job.decode.settled_gate(now).end_shadow()
+            self._links.ended(job.prefill, job.decode, job)
 
     def _settle(self, job: ShadowJob) -> None:
         """After a leg: a suspension that came in the meantime takes effect."""

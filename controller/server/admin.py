@@ -384,6 +384,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             normal_seconds=instance.link.normal_seconds,
             shadow_seconds=instance.link.shadow_seconds,
             idle_seconds=instance.link.idle_seconds,
+            failing=[
+                pb.FailingPair(
+                    prefill=convert.ref(known.key.prefill),
+                    state=known.state,
+                    failures=known.failures,
+                    until=self._time(known.until) if known.quarantined else None,
+                )
+                for known in self._cluster.links.into(instance)
+            ],
         )
 
     def _ledger(self) -> pb.GetLedgerResponse:

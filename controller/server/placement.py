@@ -154,6 +154,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
                         leg.cached_tokens,
                         _why(leg),
                         leg.covered_tokens if leg.HasField("covered_tokens") else None,
+                        transfer_failed=leg.end == common.LEG_END_TRANSFER_FAILED,
                     )
             else:
                 raise validation.invalid("report", "must be context_rendered or leg_finished")

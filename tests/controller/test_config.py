@@ -20,6 +20,11 @@ from pd_shadow.common.config import ConfigError, parse
             "kubernetes.api_server: expected a base URL",
         ),
         ({"discovery": {"kubernetes": {"label_selctor": "a"}}}, "unknown key; did you mean 'label_selector'?"),
+        (
+            {"links": {"quarantine_seconds": 9, "max_quarantine_seconds": 8}},
+            "max_quarantine_seconds: 8 must not be",
+        ),
+        ({"links": {"quarantine_after_failures": 0}}, "links.quarantine_after_failures"),
         ({"election": {"lease_duration_seconds": 5}}, "renew_deadline_seconds: 10 must be less than lease_duration"),
         ({"election": {"identity": ""}}, "election.identity"),
     ],

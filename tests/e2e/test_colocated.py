@@ -206,4 +206,5 @@ async def test_cold_and_shadow_runs_say_the_same_and_the_figures_leave_out_what_
     assert ledger["prefilled"] == ledger["hit"] + ledger["wasted"] + ledger["resident"] > 0
     assert "pushed" not in ledger
     assert not {"handed_off", "recomputed", "d_received_tokens_at_switch"} & figures.keys()
-    assert figures["left_out"].keys() == {"handed_off", "recomputed", "d_received_tokens_at_switch", "ledger.pushed"}
+    gone = {"handed_off", "recomputed", "d_received_tokens_at_switch", "ledger.pushed", "kv_transfer"}
+    assert figures["left_out"].keys() == gone

@@ -38,6 +38,7 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_GATEWAY: _EventKind.ValueType  # 6
     EVENT_KIND_SHADOW_POLICY: _EventKind.ValueType  # 7
     EVENT_KIND_SHADOW_PAUSE: _EventKind.ValueType  # 8
+    EVENT_KIND_LINK: _EventKind.ValueType  # 30
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -50,6 +51,7 @@ EVENT_KIND_HANDOFF_RECOMPUTED: EventKind.ValueType  # 5
 EVENT_KIND_GATEWAY: EventKind.ValueType  # 6
 EVENT_KIND_SHADOW_POLICY: EventKind.ValueType  # 7
 EVENT_KIND_SHADOW_PAUSE: EventKind.ValueType  # 8
+EVENT_KIND_LINK: EventKind.ValueType  # 30
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final
@@ -355,6 +357,7 @@ class Link(_message.Message):
     NORMAL_SECONDS_FIELD_NUMBER: _builtins.int
     SHADOW_SECONDS_FIELD_NUMBER: _builtins.int
     IDLE_SECONDS_FIELD_NUMBER: _builtins.int
+    FAILING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     gate: _common_pb2.GateReason.ValueType
     normal_transfers: _builtins.int
@@ -365,6 +368,10 @@ class Link(_message.Message):
     idle_seconds: _builtins.float
     @_builtins.property
     def decode(self) -> _common_pb2.InstanceRef: ...
+    @_builtins.property
+    def failing(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailingPair]:
+        """The P whose last transfers to this D failed."""
+
     def __init__(
         self,
         *,
@@ -376,14 +383,48 @@ class Link(_message.Message):
         normal_seconds: _builtins.float = ...,
         shadow_seconds: _builtins.float = ...,
         idle_seconds: _builtins.float = ...,
+        failing: _abc.Iterable[Global___FailingPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "gate", b"gate", "idle_seconds", b"idle_seconds", "model", b"model", "normal_seconds", b"normal_seconds", "normal_transfers", b"normal_transfers", "shadow_chunks", b"shadow_chunks", "shadow_seconds", b"shadow_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "failing", b"failing", "gate", b"gate", "idle_seconds", b"idle_seconds", "model", b"model", "normal_seconds", b"normal_seconds", "normal_transfers", b"normal_transfers", "shadow_chunks", b"shadow_chunks", "shadow_seconds", b"shadow_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Link: _TypeAlias = Link  # noqa: Y015
+
+@_typing.final
+class FailingPair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    state: _common_pb2.LinkState.ValueType
+    failures: _builtins.int
+    """Failures in a row."""
+    @_builtins.property
+    def prefill(self) -> _common_pb2.InstanceRef: ...
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """End of the quarantine, from when on a probe may go; absent when FAILING."""
+
+    def __init__(
+        self,
+        *,
+        prefill: _common_pb2.InstanceRef | None = ...,
+        state: _common_pb2.LinkState.ValueType = ...,
+        failures: _builtins.int = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "prefill", b"prefill", "state", b"state", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailingPair: _TypeAlias = FailingPair  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):
@@ -399,7 +440,7 @@ class Event(_message.Message):
     """Grows by one with every event of this controller life."""
     kind: Global___EventKind.ValueType
     subject: _builtins.str
-    """What it is about: an instance, session, gateway, approach or model name, or "cluster"."""
+    """What it is about: an instance, session, gateway, approach or model name, "cluster", or a link as P/D."""
     reason: _builtins.str
     """The reason enum's name."""
     message: _builtins.str

@@ -106,6 +106,8 @@ class _PlacementReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Place
     """The gateway could not reach the controller and placed by rendezvous hash."""
     PLACEMENT_REASON_REBOUND: _PlacementReason.ValueType  # 9
     """An operator bound the session to this instance, or unbound it."""
+    PLACEMENT_REASON_LINK_QUARANTINED: _PlacementReason.ValueType  # 30
+    """Transfers between the sticky instance and its partner kept failing."""
 
 class PlacementReason(_PlacementReason, metaclass=_PlacementReasonEnumTypeWrapper):
     """Why a call got the instance it got."""
@@ -129,6 +131,8 @@ PLACEMENT_REASON_CONTROLLER_UNREACHABLE: PlacementReason.ValueType  # 8
 """The gateway could not reach the controller and placed by rendezvous hash."""
 PLACEMENT_REASON_REBOUND: PlacementReason.ValueType  # 9
 """An operator bound the session to this instance, or unbound it."""
+PLACEMENT_REASON_LINK_QUARANTINED: PlacementReason.ValueType  # 30
+"""Transfers between the sticky instance and its partner kept failing."""
 Global___PlacementReason: _TypeAlias = PlacementReason  # noqa: Y015
 
 class _ShadowReason:
@@ -192,6 +196,8 @@ class _ShadowReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShadowRe
     """The instance drains; the session moves away with its next call."""
     SHADOW_REASON_REBOUND: _ShadowReason.ValueType  # 27
     """An operator bound the session to another instance."""
+    SHADOW_REASON_LINK_QUARANTINED: _ShadowReason.ValueType  # 30
+    """Transfers from this P to this D kept failing; pushes wait, then one is let through as a probe."""
 
 class ShadowReason(_ShadowReason, metaclass=_ShadowReasonEnumTypeWrapper):
     """Why a shadow job is where it is: running, finished, or what holds it."""
@@ -251,6 +257,8 @@ SHADOW_REASON_INSTANCE_DRAINING: ShadowReason.ValueType  # 26
 """The instance drains; the session moves away with its next call."""
 SHADOW_REASON_REBOUND: ShadowReason.ValueType  # 27
 """An operator bound the session to another instance."""
+SHADOW_REASON_LINK_QUARANTINED: ShadowReason.ValueType  # 30
+"""Transfers from this P to this D kept failing; pushes wait, then one is let through as a probe."""
 Global___ShadowReason: _TypeAlias = ShadowReason  # noqa: Y015
 
 class _StepReason:
@@ -394,6 +402,36 @@ GATE_REASON_SHADOW_IN_FLIGHT: GateReason.ValueType  # 3
 GATE_REASON_PAUSED: GateReason.ValueType  # 4
 """An operator paused shadow work here."""
 Global___GateReason: _TypeAlias = GateReason  # noqa: Y015
+
+class _LinkState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LinkStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LINK_STATE_UNSPECIFIED: _LinkState.ValueType  # 0
+    LINK_STATE_OPEN: _LinkState.ValueType  # 1
+    """Nothing bad is known."""
+    LINK_STATE_FAILING: _LinkState.ValueType  # 2
+    """The last transfers failed, too few of them for a quarantine."""
+    LINK_STATE_QUARANTINED: _LinkState.ValueType  # 3
+    """Transfers kept failing: the pair is avoided; once its time is up, the next call or chunk is a probe."""
+    LINK_STATE_PROBING: _LinkState.ValueType  # 4
+    """A probe is on its way."""
+
+class LinkState(_LinkState, metaclass=_LinkStateEnumTypeWrapper):
+    """Whether calls and shadow chunks go from one P to one D."""
+
+LINK_STATE_UNSPECIFIED: LinkState.ValueType  # 0
+LINK_STATE_OPEN: LinkState.ValueType  # 1
+"""Nothing bad is known."""
+LINK_STATE_FAILING: LinkState.ValueType  # 2
+"""The last transfers failed, too few of them for a quarantine."""
+LINK_STATE_QUARANTINED: LinkState.ValueType  # 3
+"""Transfers kept failing: the pair is avoided; once its time is up, the next call or chunk is a probe."""
+LINK_STATE_PROBING: LinkState.ValueType  # 4
+"""A probe is on its way."""
+Global___LinkState: _TypeAlias = LinkState  # noqa: Y015
 
 class _Handoff:
     ValueType = _typing.NewType("ValueType", _builtins.int)

@@ -547,3 +547,30 @@ def test_a_stock_engine_is_told_nothing() -> None:
     w.cluster.limit_engines(w.now, pb.ROLE_PREFILL, Limits(controller="off"))
     w.pump()
     assert w.told == []
+
+
+def test_the_late_hello_of_a_process_that_is_no_more_does_not_lock_the_running_one_out() -> None:
+    """Neither life says which of the two is older; the one that is never heard of again replaced nobody."""
+    w = world(plugin=True)
+    w.attach("a-p0", "running")
+    w.beat("a-p0")
+    w.attach("a-p0", "late")
+    with pytest.raises(RejectedError) as caught:
+        w.attach("a-p0", "running")
+    assert caught.value.reason == pb.REJECTION_REASON_STALE_INCARNATION
+    w.now += w.cluster.config.discovery.gone_after_seconds
+    w.cluster.tick(w.now)
+    w.attach("a-p0", "running")
+    assert w.instance("a-p0").ready
+    with pytest.raises(RejectedError):
+        w.attach("a-p0", "late")
+
+
+def test_a_life_that_was_heard_of_keeps_the_one_before_it_out_even_once_it_is_gone() -> None:
+    w = world(plugin=True)
+    w.attach("a-p0", "2")
+    w.beat("a-p0")
+    w.now += w.cluster.config.discovery.gone_after_seconds
+    w.cluster.tick(w.now)
+    with pytest.raises(RejectedError):
+        w.attach("a-p0", "1")

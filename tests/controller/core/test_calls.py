@@ -302,3 +302,13 @@ def test_an_old_incarnation_never_comes_back() -> None:
         w.healthy("a-p0", incarnation="1")
     assert stale.value.reason == pb.REJECTION_REASON_STALE_INCARNATION
     assert w.instance("a-p0").ref == ("a-p0", "2")
+
+
+def test_sessions_that_calls_kept_beyond_the_cap_go_once_the_calls_have_ended() -> None:
+    w = world(limits={"max_sessions": 2})
+    begun = [w.begin("a", session=SessionKey("", f"s{n}")) for n in range(4)]
+    assert len(w.cluster.sessions) == 4
+    for each in begun:
+        w.end(each, 1000)
+    w.cluster.tick(w.now)
+    assert [session.key.session_id for session in w.cluster.sessions] == ["s2", "s3"]

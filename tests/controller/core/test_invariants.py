@@ -14,6 +14,7 @@ from controller.core.effects import StartLeg
 from controller.core.session import SessionKey
 from controller.core.shadow_jobs import PLUGIN_PREFILL_LEGS
 from pd_shadow.api.v1 import common_pb2 as pb
+from tests.controller import invariants
 from tests.controller.support import GATEWAY, World, world
 
 MODELS = ("a", "b")
@@ -319,40 +320,9 @@ class ClusterHistory(RuleBasedStateMachine):
             self._started()
 
     @invariant()
-    def shadow_tokens_are_conserved(self) -> None:
-        ledger = self.w.cluster.shadow_ledger
-        resident = sum(b.shadow_resident for s in self.w.cluster.sessions for b in s.bindings.values())
-        assert ledger.resident == resident >= 0
-        for session in self.w.cluster.sessions:
-            for binding in session.bindings.values():
-                assert 0 <= binding.shadow_resident <= binding.prefill_tokens - binding.normal_tokens
-
-    @invariant()
-    def reservations_match_what_is_in_flight(self) -> None:
-        cluster = self.w.cluster
-        instances = list(cluster.registry)
-        legs = [leg for i in instances for leg in (*i.shadow_legs, i.fetch_leg) if leg]
-        assert len(legs) == len(set(legs)) == cluster.jobs.legs_in_flight
-        chunks = sum(i.gate.shadow_chunks for i in instances)
-        pushing = sum(1 for j in cluster.jobs if j.leg and j.leg.kind != pb.LEG_KIND_PREFILL)
-        assert chunks == pushing
-        for instance in instances:
-            assert instance.gate.shadow_chunks <= 1
-            assert set(instance.prefill_calls) | instance.decode_calls <= set(cluster.calls)
-            if instance.colocated:
-                assert instance.gate.normal_transfers == instance.gate.shadow_chunks == 0
-
-    @invariant()
-    def legs_book_what_they_covered_and_no_more(self) -> None:
-        for job in self.w.cluster.jobs:
-            if job.leg is not None:
-                assert job.leg.booked <= job.leg.covered <= job.leg.chunk.end
-
-    @invariant()
-    def sessions_count_their_calls(self) -> None:
-        counted = Counter(call.session for call in self.w.cluster.calls.values() if call.session is not None)
-        for session in self.w.cluster.sessions:
-            assert session.calls_in_flight == counted[session.key]
+    def what_always_holds(self) -> None:
+        for check in invariants.ALWAYS:
+            check(self.w.cluster)
 
     @invariant()
     def switches_hold_over_restarts(self) -> None:
@@ -360,21 +330,6 @@ class ClusterHistory(RuleBasedStateMachine):
         for instance in self.w.cluster.registry:
             assert instance.drained == (instance.name in switches.drained)
             assert instance.paused == instance.gate.paused == switches.pauses(instance.name, instance.model)
-
-    @invariant()
-    def a_stream_belongs_to_a_living_instance_with_the_plugin(self) -> None:
-        for instance in self.w.cluster.registry:
-            assert not instance.stream or (instance.alive and not instance.request_level)
-
-    @invariant()
-    def sessions_are_counted_where_they_are_bound(self) -> None:
-        bound: Counter[str] = Counter()
-        for session in self.w.cluster.sessions:
-            for binding in session.bindings.values():
-                for ref in (binding.prefill, binding.decode):
-                    if ref is not None and self.w.cluster.registry.live(ref) is not None:
-                        bound[ref.name] += 1
-        assert {i.name: i.sessions for i in self.w.cluster.registry if i.sessions and i.alive} == dict(bound)
 
     def teardown(self) -> None:
         if not hasattr(self, "w"):
@@ -384,14 +339,8 @@ class ClusterHistory(RuleBasedStateMachine):
         cluster.dispatcher_left(self.w.now, GATEWAY)
         cluster.tick(self.w.now)
         cluster.tick(self.w.now + 1000.0)
-        instances = list(cluster.registry)
-        assert not cluster.calls
-        assert cluster.jobs.legs_in_flight == 0
-        assert sum(i.pending_prefill_tokens + len(i.decode_calls) for i in instances) == 0
-        assert sum(i.gate.normal_transfers + i.gate.shadow_chunks for i in instances) == 0
-        assert len(cluster.sessions) == 0
-        assert list(cluster.jobs) == []
-        assert cluster.shadow_ledger.resident == 0
+        invariants.nothing_is_in_flight(cluster)
+        invariants.nothing_is_remembered(cluster)
 
 
 ClusterHistory.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

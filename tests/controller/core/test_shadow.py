@@ -279,7 +279,7 @@ def test_a_shadow_that_was_evicted_before_its_call_is_wasted() -> None:
 def test_a_failed_leg_gives_everything_back_and_waits_longer_every_time(
     kind: pb.LegKind.ValueType, outcome: pb.LegOutcome.ValueType
 ) -> None:
-    w = world(shadow={"backoff_seconds": 1.0, "max_backoff_seconds": 3.0})
+    w = world(shadow={"backoff_seconds": 1.0, "max_backoff_seconds": 3.0}, links={"quarantine_after_failures": 100})
     w.begin("a", 4096)
     w.render("b", 4096)
     for wait in (1.0, 2.0, 3.0, 3.0):
@@ -294,6 +294,19 @@ def test_a_failed_leg_gives_everything_back_and_waits_longer_every_time(
         w.cluster.tick(w.now)
         assert w.pump() == []
         w.now += 0.02
+
+
+def test_a_leg_may_fail_any_number_of_times() -> None:
+    """A wait that doubles two thousand times is the longest one, and no number too large for a float."""
+    w = world(shadow={"backoff_seconds": 0.5, "max_backoff_seconds": 1.0})
+    w.begin("a", 4096)
+    w.render("b", 4096)
+    for _ in range(2000):
+        (leg,) = w.pump()
+        w.finish(leg, pb.LEG_OUTCOME_FAILED)
+        w.now += 1.01
+        w.cluster.tick(w.now)
+    assert len(w.pump()) == 1
 
 
 def test_a_dispatcher_that_says_nothing_past_the_deadline_has_lost_the_leg() -> None:

@@ -101,6 +101,33 @@ async def test_a_call_from_begin_to_end(channel: grpc.aio.Channel) -> None:
     assert {m.model: m.prefill_tokens for m in warmth.models} == {"a": 896, "b": 0}
 
 
+async def test_a_pair_whose_transfers_keep_failing_is_shown_with_its_link(channel: grpc.aio.Channel) -> None:
+    placement = placement_pb2_grpc.PlacementServiceStub(channel)
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    for failures in (1, 2, 3):
+        begun = await placement.BeginCall(begin(session=SESSION))
+        await placement.EndCall(
+            pb.EndCallRequest(
+                call_id=begun.call_id,
+                outcome=common_pb2.CALL_OUTCOME_COMPLETED,
+                handoff=common_pb2.HANDOFF_RECOMPUTED,
+                recompute_reason=common_pb2.RECOMPUTE_REASON_TRANSFER_FAILED,
+                prompt_tokens=1000,
+                completion_tokens=30,
+            )
+        )
+        links = (await admin.ListLinks(admin_pb2.ListLinksRequest())).links
+        (pair,) = next(link.failing for link in links if link.decode.name == "a-d0")
+        assert (pair.prefill.name, pair.failures) == ("a-p0", failures)
+        closed = failures == 3
+        assert pair.state == (common_pb2.LINK_STATE_QUARANTINED if closed else common_pb2.LINK_STATE_FAILING)
+        assert pair.HasField("until") == closed
+    events = (await admin.ListEvents(admin_pb2.ListEventsRequest())).events
+    assert [(e.subject, e.reason) for e in events if e.kind == admin_pb2.EVENT_KIND_LINK] == [
+        ("a-p0/a-d0", "quarantined")
+    ]
+
+
 @pytest.mark.parametrize(
     ("request_", "code", "reason", "field"),
     [
@@ -622,6 +649,7 @@ async def test_metrics_are_served_and_carry_reasons(controller: Controller, chan
     assert 'pd_shadow_controller_placements_total{model="a",reason="first_call",role="decode"} 1.0' in text
     assert 'pd_shadow_controller_instance_draining{instance="b-d0",model="b",role="decode"} 1.0' in text
     assert 'pd_shadow_controller_instance_shadow_paused{instance="b-p0",model="b",role="prefill"} 1.0' in text
+    assert 'pd_shadow_controller_links_quarantined{model="a"} 0.0' in text
     assert "in-no-label" not in text
 
 
