@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pd_shadow.common.config import Config
 from pd_shadow.common.logs import LogFormat
 from pd_shadow.common.tls import ServerTls
+from pd_shadow.common.tracing import TracingConfig
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, named
 from transfer.chunks import CHUNK_TOKENS
 
@@ -264,6 +265,8 @@ class ControllerConfig(Config):
     """When a link between P and D is left alone."""
     limits: LimitsConfig = LimitsConfig()
     """Caps on what clients can make the controller hold."""
+    tracing: TracingConfig | None = None
+    """OpenTelemetry traces; unset for none."""
     election: ElectionConfig = ElectionConfig()
     """Which of several controllers leads."""
     grace_seconds: Annotated[float, Field(ge=0)] = 5.0

@@ -12,7 +12,7 @@ COPY controller controller
 COPY pd_shadow pd_shadow
 # Pins; only what the product needs is installed.
 RUN python -m venv /opt/pd-shadow \
-    && /opt/pd-shadow/bin/pip install --no-cache-dir --constraint requirements/light.txt '.[emulated]' \
+    && /opt/pd-shadow/bin/pip install --no-cache-dir --constraint requirements/light.txt '.[emulated,otel]' \
     && /opt/pd-shadow/bin/pip uninstall --yes pip
 
 FROM ${PYTHON_IMAGE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -523,10 +524,14 @@ class Cluster:
         return session
 
     def warmth(self, key: SessionKey) -> tuple[str, list[Warmth]]:
-        """The session's current model, and every model's warmth; raises RejectedError for an unknown session."""
+        """The session's current model, and every model's warmth, likeliest next model first.
+
+        Raises RejectedError for an unknown session.
+        """
         session = self.known_session(key)
         models = self.registry.models()
-        return session.current_model, [self._warmth(session, model, len(models)) for model in models]
+        found = [self._warmth(session, model, len(models)) for model in models]
+        return session.current_model, sorted(found, key=lambda warmth: (-warmth.switch_probability, warmth.model))
 
     # Time.
 
@@ -740,18 +745,23 @@ class Cluster:
         shadow = self.shadow_policy
         if not shadow.enabled:
             return []
+        # A model that no P can take is no candidate: it would use up one of the top k for nothing.
+        sides_of = {}
+        for model in self.registry.models():
+            sides = self._shadow_sides(session, model) if model != session.current_model else None
+            if sides is not None:
+                sides_of[model] = sides
         ranked = self.prior.rank(
             session.task,
             session.current_model,
             self.registry.models(),
+            shadowable=sides_of,
             gate=shadow.gate_probability,
             top_k=shadow.top_k,
         )
         targets = []
         for model, probability, verdict in ranked:
-            sides = self._shadow_sides(session, model)
-            if sides is None:
-                continue
+            sides = sides_of[model]
             job = self.jobs.want(now, session, model, *sides, probability)
             if verdict is switch_prior.Verdict.SHADOW:
                 # Nothing could come of a rendering yet; the session's next call asks for a new one.
@@ -857,12 +867,14 @@ class Cluster:
         binding = session.bindings.get(model) or Binding()
         job = self.jobs.get(session.key, model)
         drains = {ref for ref in (binding.prefill, binding.decode) if self._draining(ref)}
-        context = max(job.target_tokens if job else 0, binding.prefill_tokens)
+        # A side that lost its instance tells nothing any more, the other one still does.
+        context = max(job.target_tokens if job else 0, binding.prefill_tokens) or binding.decode_tokens
         if not context and session.current_model:
-            context = session.binding(session.current_model).prefill_tokens
+            used = session.binding(session.current_model)
+            context = used.prefill_tokens or used.decode_tokens
         # A call placed now would leave an instance that drains.
         held = 0 if binding.prefill in drains else min(binding.prefill_tokens, context)
-        seconds = place_prefill(self.registry, model, binding, context, ()).completion_seconds
+        seconds = self._prefill_seconds(model, binding, context)
         probability = self.prior.probability(session.task, session.current_model, model, models)
         return Warmth(
             model,
@@ -873,6 +885,20 @@ class Cluster:
             seconds,
             probability,
         )
+
+    def _prefill_seconds(self, model: str, binding: Binding, context: int) -> float:
+        """Estimated seconds until a call's prompt would be computed; infinite when no instance takes calls."""
+        prefill = place_prefill(self.registry, model, binding, context, ())
+        if prefill.placed is not None and prefill.placed.instance.colocated:
+            return prefill.completion_seconds
+        decode = place_decode(self.registry, model, binding)
+        if decode is None:
+            return math.inf
+        if prefill.placed is not None:
+            return prefill.completion_seconds
+        # Without P, D computes what it does not hold.
+        held = binding.decode_tokens if decode.instance.ref == binding.decode else 0
+        return max(0, context - held) / decode.instance.prefill_tokens_per_second
 
     def _draining(self, ref: InstanceRef | None) -> bool:
         instance = self.registry.live(ref)

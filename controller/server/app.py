@@ -38,6 +38,7 @@ from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.grpc_options import SERVER_OPTIONS
 from pd_shadow.common.logs import get_logger
 from pd_shadow.common.tls import grpc_server_credentials, is_loopback
+from pd_shadow.common.tracing import Tracing, open_tracing
 
 TICK_SECONDS = 0.1
 # grpc.health.v1 service names: one for "restart me", one for "send me no new work".
@@ -56,9 +57,11 @@ class StartError(Exception):
 class Controller:
     """One controller process, also usable in tests: `async with Controller(config).running() as controller`."""
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def __init__(self, config: ControllerConfig, tracing: Tracing | None = None) -> None:
+        """`tracing` None: as configured; raises ConfigError when the packages for it are missing."""
         self.config = config
         self.plane = Plane(config)
+        self._tracing = open_tracing(config.tracing, "pd-shadow-controller") if tracing is None else tracing
         self.port = 0
         self.metrics_port = 0
         # Ends only by cancellation; any other end is a failure of the process.
@@ -94,6 +97,7 @@ class Controller:
             await self._server.stop(self.config.grace_seconds)
             if metrics is not None:
                 await metrics.cleanup()
+            await asyncio.to_thread(self._tracing.close)
             log.info("controller_stopped")
 
     async def serve(self) -> None:
@@ -160,7 +164,7 @@ class Controller:
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=self.config.limits.max_rpcs,
         )
-        placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self.plane), server)
+        placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self.plane, self._tracing), server)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(self.plane), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.plane), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

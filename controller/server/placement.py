@@ -14,15 +14,22 @@ from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import placement_pb2 as pb
 from pd_shadow.api.v1 import placement_pb2_grpc
 from pd_shadow.common.reasons import label
+from pd_shadow.common.tracing import Span, Tracing
 
 
 class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
     """Translates between messages and the core; refusals become statuses with details."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, tracing: Tracing) -> None:
         self._plane = plane
+        self._tracing = tracing
 
     async def BeginCall(self, request: pb.BeginCallRequest, context: Any) -> pb.BeginCallResponse:  # noqa: N802
+        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        with self._tracing.serve("place_call", headers) as span:
+            return await self._begin_call(request, context, span)
+
+    async def _begin_call(self, request: pb.BeginCallRequest, context: Any, span: Span) -> pb.BeginCallResponse:
         try:
             gateway_id = validation.name("gateway_id", request.gateway_id)
             key = validation.session_key("session", request.session) if request.HasField("session") else None
@@ -40,8 +47,20 @@ class PlacementServicer(placement_pb2_grpc.PlacementServiceServicer):
                     digests=digests,
                 )
         except RejectedError as error:
+            span.set(refused=label(common.RejectionReason.DESCRIPTOR, error.reason))
             await abort(context, error)
         call = begun.call
+        span.set(
+            model=call.model,
+            call_id=call.call_id,
+            is_switch=call.is_switch,
+            prompt_tokens=request.prompt_tokens,
+            expected_warm_tokens=call.expected_warm_tokens,
+            prefill_instance=call.prefill.instance.name if call.prefill else None,
+            prefill_reason=label(common.PlacementReason.DESCRIPTOR, call.prefill.reason) if call.prefill else None,
+            decode_instance=call.decode.instance.name,
+            decode_reason=label(common.PlacementReason.DESCRIPTOR, call.decode.reason),
+        )
         return pb.BeginCallResponse(
             call_id=call.call_id,
             prefill=None if call.colocated else convert.placement(call.prefill),

@@ -11,6 +11,7 @@ from pd_shadow.policy.approach import DEFAULT, named
 
 ENGINES = ("emulated", "vllm")
 MODES = ("disaggregated", "colocated")
+ROUTERS = ("none", "price", "gate")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,6 +37,13 @@ MODES = ("disaggregated", "colocated")
     help="What the second run does: no-shadow, harvest, harvest-slo, predictive or eager.",
 )
 @click.option("--stock", is_flag=True, help="Stock engines, directed at request level, instead of the engine plugin.")
+@click.option(
+    "--router",
+    type=click.Choice(ROUTERS),
+    default=ROUTERS[0],
+    show_default=True,
+    help="Who decides about a switch: the trace alone, its price, or a gate that falls with warmth.",
+)
 @click.option("--speed", type=click.FloatRange(0.1, 100.0), help="Emulated seconds per second.  [default: 3]")
 @click.option("--sessions", type=click.IntRange(1, 50), help="Agent sessions per run.  [default: 4; 2 with --quick]")
 @click.option("--seed", type=int, default=1, show_default=True, help="Sessions, gaps and traffic follow from it.")
@@ -49,6 +57,7 @@ def demo(
     mode: str,
     approach: str,
     stock: bool,
+    router: str,
     speed: float | None,
     sessions: int | None,
     seed: int,
@@ -72,6 +81,7 @@ def demo(
       pd-shadow demo --engine vllm
       pd-shadow demo --sessions 8 --seed 3 --json demo.json
       pd-shadow demo --mode colocated --approach predictive
+      pd-shadow demo --router gate
       pd-shadow demo --quick --keep-logs logs/
     """
     try:
@@ -82,6 +92,7 @@ def demo(
     from dataclasses import replace
 
     from pd_shadow.demo.cluster import Engines, Mode
+    from pd_shadow.demo.router import Router
 
     try:
         chosen = named(approach, among=whole.APPROACHES)
@@ -90,7 +101,7 @@ def demo(
     if speed is not None and engine != Engines.EMULATED:
         raise click.UsageError("--speed: only with --engine emulated; real engines take the time they take")
     plan = whole.Plan.quick(seed) if quick else whole.Plan(seed=seed)
-    plan = replace(plan, engines=Engines(engine), mode=Mode(mode), approach=chosen, stock=stock)
+    plan = replace(plan, engines=Engines(engine), mode=Mode(mode), approach=chosen, stock=stock, router=Router(router))
     if speed is not None:
         plan = replace(plan, speed=speed)
     if sessions is not None:

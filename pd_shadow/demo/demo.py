@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pd_shadow.demo import emulated, models, report
 from pd_shadow.demo.cluster import ROLES, Cluster, EmulatedCluster, Engines, Mode, Model
 from pd_shadow.demo.replay import CONCURRENT_SESSIONS, Replay, Run
+from pd_shadow.demo.router import Router
 from pd_shadow.demo.traffic import REQUESTS_PER_SECOND
 from pd_shadow.demo.workload import SCALE, Session, build_sessions
 from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, for_engines
@@ -41,6 +42,8 @@ class Plan:
     approach: Approach = DEFAULT
     # Engines without the plugin.
     stock: bool = False
+    # Decides about both runs' steps.
+    router: Router = Router.NONE
 
     @classmethod
     def quick(cls, seed: int) -> "Plan":
@@ -87,7 +90,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
                 async with cluster.control_plane(approach, f"control-{name}") as plane:
                     replay = Replay.over(
                         cluster, plane, f"control-{name}", lambda: progress.advance(bar), rate=rate,
-                        concurrent=concurrent,
+                        concurrent=concurrent, policy=plan.router.policy(cluster.speed),
                     )  # fmt: skip
                     runs[name] = await _one_run(cluster, replay, sessions, plan.seed, f"control-{name}")
     figures = report.build(
@@ -97,6 +100,7 @@ async def run(plan: Plan, run_dir: Path, cache_dir: Path, console: Console) -> d
         specs=specs,
         mode=plan.mode,
         engines=plan.engines,
+        router=plan.router,
         kv_transfer=cluster.kv_transfer,
         config={
             **asdict(plan),

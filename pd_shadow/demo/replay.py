@@ -15,8 +15,10 @@ from pd_shadow.common.grpc_options import CLIENT_OPTIONS
 from pd_shadow.demo import received, traffic
 from pd_shadow.demo.client import Answer, chat
 from pd_shadow.demo.cluster import Cluster, ControlPlane, Model
+from pd_shadow.demo.router import DEADLINE_SECONDS, StepRouter
 from pd_shadow.demo.workload import Session
 from pd_shadow.engine.settings import Role
+from pd_shadow.router import AsyncWarmthClient, Policy, Reason
 
 ANSWER_TOKENS = 24
 CONCURRENT_SESSIONS = 1
@@ -26,7 +28,10 @@ SETTLE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a session. `received_tokens` and `uncovered_tokens` are None where they could not be measured."""
+    """One call of a session. `received_tokens` and `uncovered_tokens` are None where they could not be measured.
+
+    `preferred` is the trace's model, and `reason` why the call went to `model`; both are empty without a router.
+    """
 
     session: str
     number: int
@@ -35,6 +40,8 @@ class Call:
     answer: Answer
     received_tokens: int | None = None
     uncovered_tokens: int | None = None
+    preferred: str = ""
+    reason: Reason | None = None
 
     def summary(self) -> dict[str, Any]:
         """Everything but text and token ids, for a log line."""
@@ -64,7 +71,8 @@ class Replay:
 
     `decode_urls` are those of the models whose D instance tells what it received. `speed` is that of the engines' time:
     gaps and arrivals are as much shorter, and times are told in it. `rate` is normal requests per second and model,
-    `concurrent` sessions run at a time.
+    `concurrent` sessions run at a time. `policy` decides whether a step goes to the model that the trace prefers; None:
+    it does.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class Replay:
         speed: float = 1.0,
         rate: float = traffic.REQUESTS_PER_SECOND,
         concurrent: int = CONCURRENT_SESSIONS,
+        policy: Policy | None = None,
     ) -> None:
         self._gateway_url = gateway_url
         self._controller_address = controller_address
@@ -89,6 +98,7 @@ class Replay:
         self._speed = speed
         self._rate = rate
         self._concurrent = concurrent
+        self._policy = policy
 
     @classmethod
     def over(
@@ -100,6 +110,7 @@ class Replay:
         *,
         rate: float = traffic.REQUESTS_PER_SECOND,
         concurrent: int = CONCURRENT_SESSIONS,
+        policy: Policy | None = None,
     ) -> "Replay":
         """A replay over all models of a running cluster."""
         decodes = [command for command in cluster.commands.values() if command.role is Role.DECODE]
@@ -113,6 +124,7 @@ class Replay:
             speed=cluster.speed,
             rate=rate,
             concurrent=concurrent,
+            policy=policy,
         )
 
     async def warm_up(self) -> None:
@@ -132,13 +144,15 @@ class Replay:
         async with (
             aiohttp.ClientSession() as http,
             grpc.aio.insecure_channel(self._controller_address, options=CLIENT_OPTIONS) as channel,
+            AsyncWarmthClient(self._controller_address, deadline_seconds=DEADLINE_SECONDS) as warmth,
         ):
+            router = StepRouter(self._policy, warmth, self._specs) if self._policy else None
             admin = admin_pb2_grpc.AdminServiceStub(channel)
             waiting = list(reversed(sessions))
 
             async def worker() -> None:
                 while waiting:
-                    await self._session(http, admin, waiting.pop(), run)
+                    await self._session(http, admin, router, waiting.pop(), run)
 
             over = asyncio.Event()
             async with asyncio.TaskGroup() as background:
@@ -152,7 +166,12 @@ class Replay:
         return run
 
     async def _session(
-        self, http: aiohttp.ClientSession, admin: "admin_pb2_grpc.AdminServiceAsyncStub", session: Session, run: Run
+        self,
+        http: aiohttp.ClientSession,
+        admin: "admin_pb2_grpc.AdminServiceAsyncStub",
+        router: StepRouter | None,
+        session: Session,
+        run: Run,
     ) -> None:
         messages = [{"role": "system", "content": session.system}]
         headers = {"X-Session-ID": session.name, "X-Task": session.task}
@@ -160,25 +179,39 @@ class Replay:
         for number, step in enumerate(session.steps):
             await asyncio.sleep(step.gap_seconds / self._speed)
             messages.append({"role": "user", "content": step.content})
-            is_switch = previous not in ("", step.model)
+            decision = await router.choose(session.name, step.model) if router else None
+            model = decision.model if decision else step.model
+            is_switch = previous not in ("", model)
             before = covered = None
-            if is_switch and step.model in self._decode_urls:
-                before = await received.read(http, self._decode_urls[step.model])
-                covered = await _tokens_on_decode(admin, session.name, step.model)
+            if is_switch and model in self._decode_urls:
+                before = await received.read(http, self._decode_urls[model])
+                covered = await _tokens_on_decode(admin, session.name, model)
             answer = self._timed(
-                await chat(http, self._gateway_url, step.model, messages, ANSWER_TOKENS, self._salt, headers)
+                await chat(http, self._gateway_url, model, messages, ANSWER_TOKENS, self._salt, headers)
             )
             got = None
             if before is not None and not answer.error:
-                after = await received.read(http, self._decode_urls[step.model])
-                got = received.tokens_between(before, after, self._specs[step.model].kv_bytes_per_token)
+                after = await received.read(http, self._decode_urls[model])
+                got = received.tokens_between(before, after, self._specs[model].kv_bytes_per_token)
             uncovered = None if covered is None else max(0, answer.prompt_tokens - covered)
-            run.calls.append(Call(session.name, number, step.model, is_switch, answer, got, uncovered))
+            run.calls.append(
+                Call(
+                    session.name,
+                    number,
+                    model,
+                    is_switch,
+                    answer,
+                    got,
+                    uncovered,
+                    step.model if decision else "",
+                    decision.reason if decision else None,
+                )
+            )
             self._on_call()
             if answer.error:
                 return
             messages.append({"role": "assistant", "content": answer.text})
-            previous = step.model
+            previous = model
 
     async def _normal(self, http: aiohttp.ClientSession, seed: int, run: Run, over: asyncio.Event) -> None:
         """Normal requests until `over`; those under way then are still finished."""

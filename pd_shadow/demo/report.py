@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,21 +13,23 @@ from pd_shadow.common.figures import as_count, as_ms, as_percent, percentile, sp
 from pd_shadow.demo.client import Answer
 from pd_shadow.demo.cluster import Engines, Mode, Model
 from pd_shadow.demo.replay import Call, Run
+from pd_shadow.demo.router import Router
+from pd_shadow.router import Reason
 
 LONG_CONTEXT_TOKENS = 4096
 RESAMPLES = 2000
 """Of the bootstrap."""
 CAVEATS = {
     Mode.DISAGGREGATED: (
-        "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill "
-        "did; equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
+        "What it shows: both runs replay the same sessions on the same engines, so the difference is what shadow "
+        "prefill did; equal token ids mean that moved and reused KV is the KV a cold prefill would have made.",
         "What it cannot show: all engines share a few CPU cores, so shadow work here waits until none of them has "
         "normal work (on GPUs of their own it would also run beside the other model's calls), and still takes some "
         "time from its neighbours; the models are small with random weights, and NIXL moves KV through local memory.",
     ),
     Mode.COLOCATED: (
-        "What it shows: both runs ask the same calls of the same engines, so the difference is what shadow prefill "
-        "did; equal token ids mean that reused KV is the KV a cold prefill would have made.",
+        "What it shows: both runs replay the same sessions on the same engines, so the difference is what shadow "
+        "prefill did; equal token ids mean that reused KV is the KV a cold prefill would have made.",
         "What it cannot show: both engines share a few CPU cores, so shadow work here waits until the other one has "
         "no normal work; beside decodes of its own engine it runs, and slows them. The models are small with random "
         "weights.",
@@ -34,11 +37,15 @@ CAVEATS = {
 }
 EMULATED_CAVEATS = (
     "What it shows: gateway, controller, scheduling, prefix cache, shadow class and handoff are at work, and both runs "
-    "ask the same calls; tokens are made from the KV that an engine holds, so that equal token ids mean that moved and "
-    "reused KV is the KV a cold prefill would have made.",
+    "replay the same sessions; tokens are made from the KV that an engine holds, so that equal token ids mean that "
+    "moved and reused KV is the KV a cold prefill would have made.",
     "What it cannot show: engines are emulated. No model runs, iterations last as a latency model fitted to H100 "
     "kernels says, and the time that this machine needs for HTTP and JSON counts as often as emulated time is faster. "
     "make demo ENGINE=vllm runs real engines.",
+)
+ROUTER_CAVEAT = (
+    "With a router the two runs ask different calls: it sends steps to other models where it finds other warmth. What "
+    "compares the same call in both, token ids too, is over the calls before a session's runs part."
 )
 _NOTHING_MOVES = "one engine computes a prompt and generates: no KV moves between engines"
 LEFT_OUT: dict[Mode, dict[str, str]] = {
@@ -58,6 +65,7 @@ def build(
     config: dict[str, Any],
     mode: Mode = Mode.DISAGGREGATED,
     engines: Engines = Engines.VLLM,
+    router: Router = Router.NONE,
     kv_transfer: str = "NIXL",
 ) -> dict[str, Any]:
     """The figures, ready for JSON. Times in seconds, lengths in tokens, shares and reductions as fractions.
@@ -104,13 +112,17 @@ def build(
         },
         "calls": len(cold.calls) + len(shadow.calls),
         "switches": len([c for c in shadow.calls if c.is_switch]),
+        "router": None if router is Router.NONE else {"policy": str(router), **_pair(cold, shadow, routed)},
         "failed": len(cold.errors) + len(shadow.errors),
         "run_seconds": _pair(cold, shadow, lambda run: round(run.seconds, 1)),
         "seed": seed,
         "config": config,
         "models": [spec.model_dump(exclude={"chat_template", "special_tokens"}) for spec in specs],
         "versions": versions(),
-        "caveats": list(EMULATED_CAVEATS if engines is Engines.EMULATED else CAVEATS[mode]),
+        "caveats": [
+            *(EMULATED_CAVEATS if engines is Engines.EMULATED else CAVEATS[mode]),
+            *([] if router is Router.NONE else [ROUTER_CAVEAT]),
+        ],
         "kv_transfer": kv_transfer,
         "left_out": LEFT_OUT[mode],
     }
@@ -152,16 +164,16 @@ def reduction(
 
 def paired_reduction(cold: Sequence[Call], shadow: Sequence[Call]) -> float | None:
     """Median over switch calls of 1 - its TTFT with shadow ÷ the same call's cold; None without pairs."""
-    after = {(call.session, call.number): call.answer.ttft for call in shadow}
-    pairs = [(call.answer.ttft, after.get((call.session, call.number))) for call in cold]
+    after = {(call.session, call.number, call.model): call.answer.ttft for call in shadow}
+    pairs = [(call.answer.ttft, after.get((call.session, call.number, call.model))) for call in cold]
     shares = [1 - warm / before for before, warm in pairs if warm is not None and before]
     return round(statistics.median(shares), 4) if shares else None
 
 
 def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> list[float] | None:
     """95 % bootstrap interval of `reduction`, drawing switch calls that both runs have; None without pairs."""
-    after = {(call.session, call.number): call for call in shadow}
-    pairs = [(call, after[key]) for call in cold if (key := (call.session, call.number)) in after]
+    after = {(call.session, call.number, call.model): call for call in shadow}
+    pairs = [(call, after[key]) for call in cold if (key := (call.session, call.number, call.model)) in after]
     if not pairs:
         return None
     rng = random.Random(0)
@@ -173,6 +185,20 @@ def reduction_interval(cold: Sequence[Call], shadow: Sequence[Call]) -> list[flo
     return [round(percentile(drawn, share), 4) for share in (2.5, 97.5)]
 
 
+def routed(run: Run) -> dict[str, Any]:
+    """What a router made of a run: switches made and held, calls per reason, preferred models given, TTFT of all."""
+    calls = good(run)
+    reasons = Counter(str(call.reason) for call in calls)
+    preferred = [call for call in calls if call.model == call.preferred]
+    return {
+        "switches_made": len(switches(run)),
+        "switches_held": reasons[Reason.GATE_HELD],
+        "reasons": dict(sorted(reasons.items())),
+        "preferred_share": round(len(preferred) / len(calls), 4) if calls else None,
+        "ttft_s": spread(call.answer.ttft for call in calls),
+    }
+
+
 def hit_rate(calls: Sequence[Call]) -> float | None:
     """Cached prompt tokens ÷ prompt tokens, token-weighted, as the engines reported them."""
     prompt = sum(call.answer.prompt_tokens for call in calls)
@@ -180,15 +206,18 @@ def hit_rate(calls: Sequence[Call]) -> float | None:
 
 
 def tokens_identical(cold: Run, shadow: Run) -> bool:
-    """Whether every generated token id that both runs have is equal, and both have every session call."""
-    a, b = _ids(cold), _ids(shadow)
+    """Whether every generated token id that both runs have is equal, and both have every session call.
+
+    Where a router sent a session's runs to different models, its calls from there on are left out.
+    """
+    a, b = _ids(cold, shadow)
     agents = {key for key in a | b if isinstance(key, tuple)}
     return agents <= a.keys() & b.keys() and all(a[key] == b[key] for key in a.keys() & b.keys())
 
 
 def tokens_compared(cold: Run, shadow: Run) -> int:
     """Number of token ids behind `tokens_identical`."""
-    a, b = _ids(cold), _ids(shadow)
+    a, b = _ids(cold, shadow)
     return sum(len(a[key]) for key in a.keys() & b.keys())
 
 
@@ -215,6 +244,16 @@ def render(figures: dict[str, Any], console: Console) -> None:
     for label, key, part in rows:
         pair = figures[key]
         table.add_row(label, *(as_ms(pair[run][part]) for run in ("cold", "shadow")), _change(pair, part))
+    router = figures["router"]
+    if router is not None:
+        runs = [router[run] for run in ("cold", "shadow")]
+        policy = f"router {router['policy']}"
+        table.add_row(f"{policy}: switches made", *(as_count(run["switches_made"]) for run in runs), "")
+        table.add_row(f"{policy}: switches held", *(as_count(run["switches_held"]) for run in runs), "")
+        table.add_row(f"{policy}: calls on the preferred model", *(as_percent(run["preferred_share"]) for run in runs))
+        for part in ("p50", "mean"):
+            change = _change({name: router[name]["ttft_s"] for name in ("cold", "shadow")}, part)
+            table.add_row(f"{policy}: TTFT {part}, all calls", *(as_ms(run["ttft_s"][part]) for run in runs), change)
     for label, key in (("hit rate, all calls", "all"), ("hit rate, switch calls", "switch")):
         pair = figures["hit_rate"][key]
         table.add_row(label, *(as_percent(pair[run]) for run in ("cold", "shadow")), "")
@@ -247,7 +286,8 @@ def render(figures: dict[str, Any], console: Console) -> None:
     if "handed_off" in figures:
         moved = f" KV handed off for {figures['handed_off']} calls, recomputed for {figures['recomputed']},"
     console.print(
-        f"{figures['calls']} calls in two runs, {figures['switches']} switches in each;{moved} "
+        f"{figures['calls']} calls in two runs, {figures['switches']} switches in "
+        f"{'each' if router is None else 'the second'};{moved} "
         f"{figures['failed']} failed."
     )
     console.print("Shadow tokens: " + ", ".join(f"{ledger[key]:,} {key}" for key in ledger) + ".")
@@ -282,9 +322,20 @@ def _received(run: Run) -> dict[str, float | int | None]:
     }
 
 
-def _ids(run: Run) -> dict[Any, tuple[int, ...]]:
-    sessions: dict[Any, tuple[int, ...]] = {(c.session, c.number): c.answer.token_ids for c in good(run)}
-    return sessions | {n: a.token_ids for n, a in run.normal.items() if not a.error}
+def _ids(cold: Run, shadow: Run) -> tuple[dict[Any, tuple[int, ...]], dict[Any, tuple[int, ...]]]:
+    """Token ids of both runs by call, but for those after a session's runs parted."""
+    models = [{(c.session, c.number): c.model for c in run.calls} for run in (cold, shadow)]
+    parted: dict[str, int] = {}
+    for session, number in models[0].keys() & models[1].keys():
+        if models[0][session, number] != models[1][session, number]:
+            parted[session] = min(number, parted.get(session, number))
+
+    def ids(run: Run) -> dict[Any, tuple[int, ...]]:
+        alike = [c for c in good(run) if c.session not in parted or c.number < parted[c.session]]
+        sessions: dict[Any, tuple[int, ...]] = {(c.session, c.number): c.answer.token_ids for c in alike}
+        return sessions | {n: a.token_ids for n, a in run.normal.items() if not a.error}
+
+    return ids(cold), ids(shadow)
 
 
 def _p99_ratio(cold: Run, shadow: Run, what: str) -> float | None:

@@ -16,8 +16,10 @@ from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.logs import get_logger
 from pd_shadow.common.reasons import label
 from pd_shadow.common.tls import is_loopback, ssl_server_context
+from pd_shadow.common.tracing import Tracing, open_tracing
 from pd_shadow.gateway.api_keys import ApiKeys
 from pd_shadow.gateway.call import Call, Services
+from pd_shadow.gateway.call_traces import CallTraces
 from pd_shadow.gateway.cluster import ClusterView
 from pd_shadow.gateway.config import GatewayConfig, split_address
 from pd_shadow.gateway.controller_client import ControllerClient
@@ -44,8 +46,11 @@ class Gateway:
     Raises CredentialError when a certificate, token or key file is unusable.
     """
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, tracing: Tracing | None = None) -> None:
+        """`tracing` None: as configured."""
         self.config = config
+        self._tracing = open_tracing(config.tracing, "pd-shadow-gateway") if tracing is None else tracing
+        traces = CallTraces(self._tracing, config.caps.sessions)
         self.metrics = Metrics()
         self.cluster = ClusterView(config.default_block_size)
         self.engines = EngineClient(config.deadlines)
@@ -55,7 +60,7 @@ class Gateway:
             config.controller, config.controller_tls, config.controller_token_file, on_stale=self._stale
         )
         self.controller = ControllerClient(access, f"gateway-{uuid.uuid4().hex}", config.deadlines, self.metrics)
-        self.dispatcher = Dispatcher(config, self.engines, self.controller, self.cluster, self.metrics)
+        self.dispatcher = Dispatcher(config, self.engines, self.controller, self.cluster, self.metrics, traces)
         self._services = Services(
             config,
             self.engines,
@@ -64,6 +69,7 @@ class Gateway:
             self.dispatcher,
             self.metrics,
             TokenRatios(),
+            traces,
             set(),
         )
         self._started_at = int(time.time())
@@ -102,6 +108,7 @@ class Gateway:
             await asyncio.wait(set(self._services.background), timeout=_LAST_REPORTS_SECONDS)
         await self.controller.close()
         await self.engines.close()
+        await asyncio.to_thread(self._tracing.close)
         log.info("gateway_stopped")
 
     @property

@@ -14,7 +14,9 @@ from aiohttp import web
 from pd_shadow.api.v1 import common_pb2, placement_pb2
 from pd_shadow.common.logs import get_logger
 from pd_shadow.common.reasons import label
+from pd_shadow.common.tracing import NO_SPAN, Span, Value
 from pd_shadow.gateway import legs
+from pd_shadow.gateway.call_traces import CallTraces
 from pd_shadow.gateway.cluster import ClusterView
 from pd_shadow.gateway.config import GatewayConfig
 from pd_shadow.gateway.contexts import Conversation, Rendering, SessionId
@@ -53,6 +55,7 @@ class Services:
     dispatcher: Dispatcher
     metrics: Metrics
     ratios: TokenRatios
+    traces: CallTraces
     # Tasks that outlive their call, such as the call's end.
     background: set["asyncio.Task[None]"]
 
@@ -89,6 +92,9 @@ class Call:
         self._transfer: legs.Json | None = None
         # Token ids of the prompt, once the engine that computes it has told them.
         self._prompt: Tokens[int] | None = None
+        self._span = NO_SPAN
+        # From the D leg's begin to the first token that D streams: what it lacks comes from P.
+        self._transfer_span = NO_SPAN
 
     @property
     def outcome(self) -> common_pb2.CallOutcome.ValueType | None:
@@ -97,6 +103,13 @@ class Call:
 
     async def run(self, request: web.Request) -> web.StreamResponse:
         """Serve the call; raises ApiError for everything that fails before the answer began."""
+        with self._services.traces.call(self._session, request.headers) as self._span:
+            try:
+                return await self._serve(request)
+            finally:
+                self._tell_span()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
         await self._place()
         try:
             await self._prefill()
@@ -133,15 +146,23 @@ class Call:
         )
         if self._session is not None:
             self._rendering = services.dispatcher.contexts.rendering(self._session, self._model)
-        try:
-            self._placed = await services.controller.begin(request)
-        except ControllerUnreachableError as error:
-            self._placed = self._fallback(str(error))
-        except grpc.aio.AioRpcError as error:
-            refusal = from_controller(error, self._model, services.cluster.models)
-            if refusal is not None:
-                raise refusal from error
-            self._placed = self._fallback(error.code().name)
+        with self._span.child("begin_call") as span:
+            try:
+                self._placed = await services.controller.begin(request, span.headers())
+            except ControllerUnreachableError as error:
+                self._placed = self._fallback(str(error))
+            except grpc.aio.AioRpcError as error:
+                refusal = from_controller(error, self._model, services.cluster.models)
+                if refusal is not None:
+                    raise refusal from error
+                self._placed = self._fallback(error.code().name)
+            placed = self._placed
+            span.set(
+                fallback=not placed.call_id,
+                is_switch=placed.is_switch,
+                expected_warm_tokens=placed.expected_warm_tokens,
+                shadow_targets=len(placed.shadow_targets),
+            )
         if not self._placed.HasField("decode"):
             self._end()
             raise no_ready_instance(self._model)
@@ -177,11 +198,20 @@ class Call:
         body = legs.prefill_body(self._forward, self._endpoint, return_token_ids=self._session is not None)
         seconds = self._services.config.deadlines.prefill
         self._recompute = common_pb2.RECOMPUTE_REASON_PREFILL_FAILED
+        with self._span.child("p_leg") as span:
+            await self._prefill_leg(instance, body, seconds, span)
+            span.set(**_where(self._placed.prefill), prompt_tokens=self._prompt_tokens, cached_tokens=self._cached)
+            if self._recompute:
+                span.fail(label(common_pb2.RecomputeReason.DESCRIPTOR, self._recompute))
+
+    async def _prefill_leg(
+        self, instance: common_pb2.InstanceEndpoint, body: legs.Json, seconds: float, span: Span
+    ) -> None:
         try:
             reply = await self._unless_lost(
                 instance.ref,
                 self._services.engines.post(
-                    instance.url, self._endpoint.value, body, seconds, self._identity.request_id
+                    instance.url, self._endpoint.value, body, seconds, self._identity.request_id, span.headers()
                 ),
             )
         except (EngineUnreachableError, EngineTimeoutError) as error:
@@ -362,11 +392,25 @@ class Call:
             body = legs.colocated_body(self._forward, return_token_ids=self._asks_token_ids)
         else:
             body = legs.decode_body(self._forward, self._transfer)
+        span = self._span.child("colocated_leg" if self._colocated else "d_leg")
+        if self._transfer is not None and self._body.get("stream"):
+            self._transfer_span = span.child("transfer")
         try:
-            async with self._services.engines.stream(
-                instance.url, self._endpoint.value, body, self._identity.request_id
-            ) as leg:
-                yield leg
+            with span:
+                try:
+                    async with self._services.engines.stream(
+                        instance.url, self._endpoint.value, body, self._identity.request_id, span.headers()
+                    ) as leg:
+                        if leg.status != 200:
+                            span.fail(f"status {leg.status}")
+                        yield leg
+                finally:
+                    self._transfer_span.end()
+                    span.set(
+                        **_where(self._placed.decode),
+                        handoff=label(common_pb2.Handoff.DESCRIPTOR, self._handoff) if self._handoff else None,
+                        completion_tokens=self._completion_tokens or self._output.tokens,
+                    )
         except EngineUnreachableError as error:
             log.warning("decode_failed", instance=instance.ref.name, why=str(error))
             raise ApiError(502, f"The {self._role} instance cannot be reached.", code="engine_unreachable") from error
@@ -376,6 +420,7 @@ class Call:
 
     def _first_token(self) -> None:
         """D has begun: its link is free, and what is not known to have arrived is not claimed."""
+        self._transfer_span.end()
         self._report_phase(placement_pb2.CALL_PHASE_DECODE)
         if self._handoff == common_pb2.HANDOFF_NONE and not self._colocated:
             self._handoff = common_pb2.HANDOFF_UNSPECIFIED if self._transfer else common_pb2.HANDOFF_RECOMPUTED
@@ -440,6 +485,23 @@ class Call:
         self._services.background.add(task)
         task.add_done_callback(self._services.background.discard)
 
+    def _tell_span(self) -> None:
+        """What the call's span says: names, counts and reasons."""
+        recomputed = self._handoff == common_pb2.HANDOFF_RECOMPUTED
+        outcome = self.outcome
+        self._span.set(
+            model=self._model_label(),
+            request_id=self._identity.request_id,
+            call_id=self._placed.call_id or None,
+            is_switch=self._placed.is_switch,
+            outcome=label(common_pb2.CallOutcome.DESCRIPTOR, outcome) if outcome is not None else None,
+            handoff=label(common_pb2.Handoff.DESCRIPTOR, self._handoff) if self._handoff else None,
+            recompute_reason=label(common_pb2.RecomputeReason.DESCRIPTOR, self._recompute) if recomputed else None,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached,
+            completion_tokens=self._completion_tokens or self._output.tokens,
+        )
+
     async def _send_end(self, request: placement_pb2.EndCallRequest, conversation: Conversation) -> None:
         targets: Targets = ()
         if request.call_id:
@@ -488,3 +550,11 @@ class Call:
         error = chunk["error"]
         code = error.get("code") if isinstance(error, dict) else None
         return from_engine(code if isinstance(code, int) else 500, chunk, self._role)
+
+
+def _where(placement: placement_pb2.Placement) -> dict[str, Value]:
+    """Span attributes of a leg: the instance, and why this one."""
+    return {
+        "instance": placement.instance.ref.name,
+        "placement_reason": label(common_pb2.PlacementReason.DESCRIPTOR, placement.reason),
+    }

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 
 from pd_shadow.common.config import Config
 from pd_shadow.common.tls import ClientTls, KeyPairFiles
+from pd_shadow.common.tracing import TracingConfig
 
 ENVIRONMENT_PREFIX = "PD_SHADOW_GATEWAY"
 
@@ -91,6 +92,8 @@ class GatewayConfig(Config):
     """TLS of the OpenAI port; unset for plain text."""
     api_keys_file: Path | None = None
     """Clients' bearer keys, one TENANT:KEY a line. Unset: everybody is served, as the tenant named in X-Tenant-ID."""
+    tracing: TracingConfig | None = None
+    """OpenTelemetry traces; unset for none."""
     deadlines: Deadlines = Deadlines()
     """How long the gateway waits for others."""
     caps: Caps = Caps()

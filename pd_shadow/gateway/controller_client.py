@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -101,8 +101,10 @@ class ControllerClient:
         for link in [*self._links]:
             await link.channel.close(None)
 
-    async def begin(self, request: placement_pb2.BeginCallRequest) -> placement_pb2.BeginCallResponse:
-        """Place a call.
+    async def begin(
+        self, request: placement_pb2.BeginCallRequest, trace: Mapping[str, str]
+    ) -> placement_pb2.BeginCallResponse:
+        """Place a call; `trace` are the headers of the span that the controller's belongs to.
 
         Raises ControllerUnreachableError when no answer comes within the deadline, AioRpcError for a refusal. A
         placement that comes too late, or after the caller left, is ended at once: its load would stay reserved.
@@ -110,7 +112,7 @@ class ControllerClient:
         loop = asyncio.get_running_loop()
         if loop.time() < self._away_until:
             raise ControllerUnreachableError("no answer a moment ago")
-        task = self._spawn(self._begin(request))
+        task = self._spawn(self._begin(request, trace))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._deadlines.begin_call)
         except asyncio.CancelledError:
@@ -142,10 +144,14 @@ class ControllerClient:
         if not _offer(self._reports, request):
             self._metrics.lost_reports.labels("shadow_work").inc()
 
-    async def _begin(self, request: placement_pb2.BeginCallRequest) -> placement_pb2.BeginCallResponse:
+    async def _begin(
+        self, request: placement_pb2.BeginCallRequest, trace: Mapping[str, str]
+    ) -> placement_pb2.BeginCallResponse:
         with self._link() as stub:
             return await stub.BeginCall(
-                request, timeout=10 * self._deadlines.begin_call, metadata=self._access.metadata()
+                request,
+                timeout=10 * self._deadlines.begin_call,
+                metadata=(*self._access.metadata(), *trace.items()),
             )
 
     @contextlib.contextmanager

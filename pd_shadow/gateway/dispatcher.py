@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pd_shadow.api.v1 import placement_pb2
+from pd_shadow.gateway.call_traces import CallTraces
 from pd_shadow.gateway.cluster import ClusterView
 from pd_shadow.gateway.config import GatewayConfig
 from pd_shadow.gateway.contexts import Contexts, Conversation, SessionId
@@ -25,6 +26,7 @@ class Dispatcher:
         controller: ControllerClient,
         cluster: ClusterView,
         metrics: Metrics,
+        traces: CallTraces,
     ) -> None:
         self.contexts = Contexts(config.caps.sessions, config.caps.session_tokens)
         self._metrics = metrics
@@ -37,7 +39,7 @@ class Dispatcher:
             seconds=config.deadlines.render,
             concurrency=config.caps.concurrent_renderings,
         )
-        self._legs = ShadowLegs(self.contexts, engines, controller, metrics, config.shadow)
+        self._legs = ShadowLegs(self.contexts, engines, controller, metrics, traces, config.shadow)
 
     def follow(self, session: SessionId, conversation: Conversation, targets: Targets, *, begins: bool = False) -> None:
         """A call began, said more, or ended: remember its context and have it rendered for the targets.

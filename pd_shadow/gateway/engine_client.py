@@ -14,6 +14,7 @@ from pd_shadow.gateway.sse import SseSplitter
 # Shorter than the keep-alive of vLLM's server (5 s), so that a pooled connection is not used as the engine closes it.
 _KEEPALIVE_SECONDS = 2.0
 _READ_BYTES = 256 * 1024
+NO_TRACE: Mapping[str, str] = {}
 
 
 class EngineUnreachableError(Exception):
@@ -80,18 +81,34 @@ class EngineClient:
         if self._session is not None:
             await self._session.close()
 
-    async def post(self, url: str, path: str, body: Mapping[str, Any], seconds: float, request_id: str = "") -> Reply:
-        """POST and read the whole answer within `seconds`; raises EngineUnreachableError or EngineTimeoutError."""
+    async def post(
+        self,
+        url: str,
+        path: str,
+        body: Mapping[str, Any],
+        seconds: float,
+        request_id: str = "",
+        trace: Mapping[str, str] = NO_TRACE,
+    ) -> Reply:
+        """POST and read the whole answer within `seconds`; raises EngineUnreachableError or EngineTimeoutError.
+
+        `trace` are the headers of the span that the engine's belong to.
+        """
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._deadlines.connect)
         with _translated():
             async with self._pool().post(
-                url.rstrip("/") + path, data=orjson.dumps(body), headers=_headers(request_id), timeout=timeout
+                url.rstrip("/") + path, data=orjson.dumps(body), headers=_headers(request_id, trace), timeout=timeout
             ) as response:
                 return _reply(response.status, await response.read())
 
     @asynccontextmanager
     async def stream(
-        self, url: str, path: str, body: Mapping[str, Any], request_id: str = ""
+        self,
+        url: str,
+        path: str,
+        body: Mapping[str, Any],
+        request_id: str = "",
+        trace: Mapping[str, str] = NO_TRACE,
     ) -> AsyncIterator[StreamReply]:
         """POST under the D leg's deadlines and hand out the answer as it comes; raises like `post`."""
         deadlines = self._deadlines
@@ -100,7 +117,7 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(total=deadlines.decode, sock_connect=deadlines.connect, sock_read=silence)
         with _translated():
             response = await self._pool().post(
-                url.rstrip("/") + path, data=orjson.dumps(body), headers=_headers(request_id), timeout=timeout
+                url.rstrip("/") + path, data=orjson.dumps(body), headers=_headers(request_id, trace), timeout=timeout
             )
         async with response:
             yield StreamReply(response)
@@ -113,8 +130,8 @@ class EngineClient:
         return self._session
 
 
-def _headers(request_id: str) -> dict[str, str]:
-    headers = {"Content-Type": "application/json"}
+def _headers(request_id: str, trace: Mapping[str, str]) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", **trace}
     if request_id:
         headers["X-Request-Id"] = request_id
     return headers

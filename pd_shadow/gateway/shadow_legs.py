@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pd_shadow.api.v1 import common_pb2, placement_pb2
 from pd_shadow.common.logs import get_logger
 from pd_shadow.common.reasons import label
+from pd_shadow.common.tracing import Span
 from pd_shadow.gateway import legs
+from pd_shadow.gateway.call_traces import CallTraces
 from pd_shadow.gateway.config import Shadow
 from pd_shadow.gateway.contexts import Contexts, Export, SessionId
 from pd_shadow.gateway.controller_client import ControllerClient
@@ -37,12 +39,19 @@ class ShadowLegs:
     """The legs that run now."""
 
     def __init__(
-        self, contexts: Contexts, engines: EngineClient, controller: ControllerClient, metrics: Metrics, config: Shadow
+        self,
+        contexts: Contexts,
+        engines: EngineClient,
+        controller: ControllerClient,
+        metrics: Metrics,
+        traces: CallTraces,
+        config: Shadow,
     ) -> None:
         self._contexts = contexts
         self._engines = engines
         self._controller = controller
         self._metrics = metrics
+        self._traces = traces
         self._config = config
         self._running: dict[str, tuple[SessionId, asyncio.Task[_Ended]]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -56,10 +65,11 @@ class ShadowLegs:
             self._seen.popitem(last=False)
         session = (leg.session.tenant, leg.session.session_id)
         started = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._attempt(leg, session))
+        span = self._traces.shadow_leg(session)
+        task = asyncio.create_task(self._attempt(leg, session, span))
         self._running[leg.leg_id] = (session, task)
         # A callback, because a task that is cancelled before its first step never gets to report anything itself.
-        task.add_done_callback(lambda done: self._finished(leg, started, done))
+        task.add_done_callback(lambda done: self._finished(leg, started, span, done))
 
     def cancel(self, leg_id: str) -> None:
         """Stop a leg if it still runs; it reports itself as cancelled."""
@@ -85,12 +95,29 @@ class ShadowLegs:
         self.cancel_all()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _finished(self, leg: placement_pb2.LegStart, started: float, task: "asyncio.Task[_Ended]") -> None:
+    def _finished(self, leg: placement_pb2.LegStart, started: float, span: Span, task: "asyncio.Task[_Ended]") -> None:
         self._running.pop(leg.leg_id, None)
         ended = _ended(task)
-        self._metrics.shadow_legs.labels(
-            label(common_pb2.LegKind.DESCRIPTOR, leg.kind), label(common_pb2.LegOutcome.DESCRIPTOR, ended.outcome)
-        ).inc()
+        kind, outcome = (
+            label(common_pb2.LegKind.DESCRIPTOR, leg.kind),
+            label(common_pb2.LegOutcome.DESCRIPTOR, ended.outcome),
+        )
+        self._metrics.shadow_legs.labels(kind, outcome).inc()
+        span.set(
+            leg_id=leg.leg_id,
+            kind=kind,
+            model=leg.model,
+            instance=leg.instance.ref.name,
+            upto_tokens=leg.upto_tokens,
+            cached_tokens=ended.cached_tokens,
+            covered_tokens=ended.covered_tokens,
+            switch_probability=leg.switch_probability,
+            outcome=outcome,
+            end=label(common_pb2.LegEnd.DESCRIPTOR, ended.end) if ended.end else None,
+        )
+        if ended.outcome in (common_pb2.LEG_OUTCOME_FAILED, common_pb2.LEG_OUTCOME_TIMED_OUT):
+            span.fail(outcome)
+        span.end()
         finished = placement_pb2.LegFinished(
             leg_id=leg.leg_id,
             outcome=ended.outcome,
@@ -104,7 +131,7 @@ class ShadowLegs:
             placement_pb2.ReportShadowWorkRequest(gateway_id=self._controller.gateway_id, leg_finished=finished)
         )
 
-    async def _attempt(self, leg: placement_pb2.LegStart, session: SessionId) -> _Ended:
+    async def _attempt(self, leg: placement_pb2.LegStart, session: SessionId, span: Span) -> _Ended:
         now = asyncio.get_running_loop().time()
         rendering = self._contexts.rendering(session, leg.model)
         if rendering is None or rendering.revision != leg.revision:
@@ -126,7 +153,12 @@ class ShadowLegs:
         )
         seconds = min(leg.deadline_seconds or _MAX_LEG_SECONDS, _MAX_LEG_SECONDS)
         reply = await self._engines.post(
-            leg.instance.url, legs.Endpoint.COMPLETIONS.value, body, seconds, request_id=f"shadow-{leg.leg_id}"
+            leg.instance.url,
+            legs.Endpoint.COMPLETIONS.value,
+            body,
+            seconds,
+            request_id=f"shadow-{leg.leg_id}",
+            trace=span.headers(),
         )
         if reply.status != 200:
             return _Ended(common_pb2.LEG_OUTCOME_FAILED, detail=f"the engine answered with status {reply.status}")

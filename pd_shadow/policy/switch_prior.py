@@ -5,7 +5,7 @@ sessions; gating below a threshold reduces waste and loses switches the predicto
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -56,11 +56,25 @@ class SwitchPrior:
         return estimate
 
     def rank(
-        self, task: str, current: str, candidates: Iterable[str], *, gate: float = 0.0, top_k: int | None = None
+        self,
+        task: str,
+        current: str,
+        candidates: Iterable[str],
+        *,
+        shadowable: Container[str] | None = None,
+        gate: float = 0.0,
+        top_k: int | None = None,
     ) -> list[Prediction]:
-        """The other models, likeliest first, each with its verdict; `top_k` None shadows all that pass the gate."""
+        """The other models, likeliest first, each with its verdict; `top_k` None shadows all that pass the gate.
+
+        Models that are not in `shadowable` are left out, and take no place of the top k; None: all are.
+        """
         others = sorted(model for model in set(candidates) if model != current)
-        scored = [(self.probability(task, current, model, len(others) + 1), model) for model in others]
+        scored = [
+            (self.probability(task, current, model, len(others) + 1), model)
+            for model in others
+            if shadowable is None or model in shadowable
+        ]
         scored.sort(key=lambda pair: (-pair[0], pair[1]))
         predictions = []
         for place, (probability, model) in enumerate(scored):

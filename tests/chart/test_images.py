@@ -61,4 +61,4 @@ def test_the_engine_image_has_the_versions_that_are_tested() -> None:
 def test_the_control_plane_has_no_engine() -> None:
     text = (ROOT / "docker" / "control-plane.Dockerfile").read_text()
     assert not {"torch", "vllm", "nixl"} & pins("light.txt").keys()
-    assert "light.txt '.[emulated]'" in text
+    assert "light.txt '.[emulated,otel]'" in text

@@ -386,7 +386,9 @@ class ModelWarmth(_message.Message):
     warm_fraction: _builtins.float
     """prefill_tokens ÷ context_tokens, 0 to 1."""
     estimated_prefill_seconds: _builtins.float
-    """Estimated seconds until a call placed now would have its prompt computed, queue included."""
+    """Estimated seconds until a call placed now would have its prompt computed, queue included; infinite when no
+    instance of the model takes calls.
+    """
     switch_probability: _builtins.float
     """Estimated probability that the next call goes to this model."""
     def __init__(
@@ -417,7 +419,9 @@ class GetWarmthResponse(_message.Message):
     current_model: _builtins.str
     """The model of the session's last call."""
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelWarmth]: ...
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelWarmth]:
+        """Every model, the current one too, likeliest next model first."""
+
     def __init__(
         self,
         *,

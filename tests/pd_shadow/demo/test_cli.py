@@ -27,6 +27,7 @@ def test_help_has_examples_and_exit_codes() -> None:
         (["--mode", "split"], "'colocated'"),
         (["--engine", "vllm", "--speed", "2"], "only with --engine emulated"),
         (["--speed", "0"], "--speed"),
+        (["--router", "best"], "'gate'"),
         (["--approach", "harvest-sol"], "did you mean 'harvest-slo'?"),
         (["--approach", "host-tier"], "it cannot run here"),
         (["--approach", "oracle"], "only the simulator runs it"),

@@ -13,6 +13,8 @@ from pd_shadow.demo.client import Answer
 from pd_shadow.demo.cluster import Mode
 from pd_shadow.demo.models import LARGE, SMALL
 from pd_shadow.demo.replay import Call, Run
+from pd_shadow.demo.router import Router
+from pd_shadow.router import Reason
 
 
 def answer(ttft: float, prompt: int = 8000, cached: int = 0, ids: tuple[int, ...] = (1, 2)) -> Answer:
@@ -95,6 +97,46 @@ def test_a_different_token_or_a_missing_call_is_not_identical() -> None:
     assert not report.tokens_identical(cold, shadow)
     shadow.calls.pop()
     assert not report.tokens_identical(cold, shadow)
+
+
+def routed(run_: Run, *steps: tuple[str, str, Reason]) -> Run:
+    """The run with these (model, preferred model, reason) for its calls."""
+    run_.calls = [
+        replace(call, model=model, preferred=preferred, reason=reason, is_switch=bool(number) and model != steps[0][0])
+        for number, (call, (model, preferred, reason)) in enumerate(zip(run_.calls, steps, strict=True))
+    ]
+    return run_
+
+
+def test_a_router_s_runs_are_compared_until_they_part() -> None:
+    free, held, warm = Reason.FREE_CHOICE, Reason.GATE_HELD, Reason.SWITCHED_WARM
+    cold = routed(run(1.0, 0), ("s", "s", free), ("s", "l", held), ("s", "l", held))
+    shadow = routed(run(0.25, 7600), ("s", "s", free), ("l", "l", warm), ("l", "l", Reason.KEPT))
+    shadow.calls[2] = replace(shadow.calls[2], answer=answer(0.25, ids=(7, 8, 9)))
+    figures = report.build(cold, shadow, seed=4, specs=(SMALL, LARGE), config={}, router=Router.GATE)
+    # The first call of the session and one normal request.
+    assert (figures["tokens_identical"], figures["tokens_compared"]) == (True, 4)
+    routing = figures["router"]
+    assert (routing["policy"], routing["cold"]["switches_held"], routing["cold"]["switches_made"]) == ("gate", 2, 0)
+    assert routing["shadow"]["reasons"] == {"free_choice": 1, "kept": 1, "switched_warm": 1}
+    assert (routing["cold"]["preferred_share"], routing["shadow"]["preferred_share"]) == (round(1 / 3, 4), 1.0)
+    assert routing["shadow"]["ttft_s"]["n"] == 3
+    assert figures["caveats"][-1] == report.ROUTER_CAVEAT
+    assert json.loads(json.dumps(figures)) == figures
+    out = io.StringIO()
+    report.render(figures, Console(file=out, width=140))
+    assert "router gate: switches held" in out.getvalue()
+    # Before they part, a different token is a different token.
+    shadow.calls[0] = replace(shadow.calls[0], answer=answer(0.3, ids=(1, 9)))
+    assert not report.tokens_identical(cold, shadow)
+
+
+def test_without_a_router_nothing_is_said_about_one() -> None:
+    figures = build(run(1.0, 0), run(0.25, 7600))
+    assert figures["router"] is None
+    out = io.StringIO()
+    report.render(figures, Console(file=out, width=140))
+    assert "router" not in out.getvalue()
 
 
 def test_a_failed_call_is_counted_and_left_out_of_the_figures() -> None:

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from pd_shadow.api.v1 import common_pb2, placement_pb2
 from pd_shadow.api.v1.placement_pb2_grpc import PlacementServiceServicer, add_PlacementServiceServicer_to_server
 from pd_shadow.common.config import parse
+from pd_shadow.common.tracing import Tracing
 from pd_shadow.gateway.app import Gateway
 from pd_shadow.gateway.config import GatewayConfig
 
@@ -395,7 +396,11 @@ async def serving(engines: Iterable[FakeEngine]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def running(
-    settings: dict[str, Any] | None = None, *, with_controller: bool = True, colocated: bool = False
+    settings: dict[str, Any] | None = None,
+    *,
+    with_controller: bool = True,
+    colocated: bool = False,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Rig]:
     """A rig whose gateway knows the cluster."""
     rig = Rig(colocated=colocated)
@@ -418,7 +423,7 @@ async def running(
         given = {"controller": rig.address, "listen": "127.0.0.1:0", **(settings or {})}
         if not with_controller:
             await rig.stop_controller()
-        rig.gateway = Gateway(parse(GatewayConfig, given))
+        rig.gateway = Gateway(parse(GatewayConfig, given), tracing)
         known = asyncio.Event()
         update = rig.gateway.cluster.update
 
