@@ -94,6 +94,11 @@ def _sides(session: pb.Session) -> str:
     return "; ".join(sides) or "-"
 
 
+def _failing(link: pb.Link) -> str:
+    """P instances whose transfers to this D fail, and what is done about each."""
+    return ", ".join(f"{p.prefill.name} ({as_label(common.LinkState.DESCRIPTOR, p.state)})" for p in link.failing)
+
+
 def _clock(event: pb.Event) -> str:
     return event.time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S") + "Z"
 
@@ -175,6 +180,7 @@ LINKS = Listing(
         Column("NORMAL S", lambda k: f"{k.normal_seconds:,.1f}", right=True),
         Column("SHADOW S", lambda k: f"{k.shadow_seconds:,.1f}", right=True),
         Column("IDLE S", lambda k: f"{k.idle_seconds:,.1f}", right=True),
+        Column("FAILING FROM", _failing),
     ),
 )
 EVENTS = (

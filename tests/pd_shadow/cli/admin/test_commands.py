@@ -14,6 +14,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from controller.core.cluster import Cluster
 from controller.core.session import SessionKey
 from pd_shadow.cli.main import main
 from tests.pd_shadow.cli.admin.conftest import Running
@@ -68,6 +69,20 @@ def test_lists_come_whole_over_pages_or_say_that_there_is_more(run: Run) -> None
     assert [i["endpoint"]["ref"]["name"] for i in json.loads(result.stdout)["instances"]] == ["a-d0", "a-p0", "b-d0"]
     assert "more than 3" in result.stderr
     assert "more than" not in run("instances", "list", "--limit", "4").stderr
+
+
+def test_a_link_in_quarantine_is_named_with_its_prefill_instance(controller: Running, run: Run) -> None:
+    def fail(cluster: Cluster, now: float) -> None:
+        prefill, decode = (cluster.registry.named(name) for name in ("a-p0", "a-d0"))
+        assert prefill is not None
+        assert decode is not None
+        for _ in range(cluster.config.links.quarantine_after_failures):
+            cluster.links.failed(now, prefill, decode, user=None)
+
+    assert "a-p0" not in run("links", "list").stdout
+    controller.turn(fail)
+    assert "a-p0 (quarantined)" in run("links", "list").stdout
+    assert json.loads(run("links", "get", "a-d0", "--json").stdout)["failing"][0]["failures"] == 3
 
 
 def test_an_instance_is_drained_and_undrained(run: Run) -> None:
