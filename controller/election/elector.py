@@ -48,8 +48,6 @@ class Elector:
         self._now = now
         self._sleep = sleep
         self._rng = rng
-        # The last Lease read or written, with the version that the next write must meet.
-        self._lease: Json = {}
         self._told = False
         self._trouble = ""
         self._holder = ""
@@ -121,9 +119,9 @@ class Elector:
         if found is None:
             meta = {"name": self._config.lease_name, "namespace": self._namespace}
             lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": _spec(claim)}
-            self._lease = await self._api.create_lease(self._namespace, lease)
+            await self._api.create_lease(self._namespace, lease)
         else:
-            self._lease = await self._api.update_lease(self._namespace, _with(found, claim))
+            await self._api.update_lease(self._namespace, _with(found, claim))
         self._election.written(sent_at, claim)
 
     async def _tell(self) -> None:
@@ -141,12 +139,25 @@ class Elector:
             return
         self._told = False
         await self._changed(False)
-        record = self._election.release(_record(self._lease), _wall())
-        if record is not None:
-            # The others wait for the Lease's end if this fails.
-            with contextlib.suppress(ApiError, TimeoutError):
-                async with asyncio.timeout(_RELEASE_SECONDS):
-                    await self._api.update_lease(self._namespace, _with(self._lease, record))
+        # The others wait for the Lease's end if this fails.
+        with contextlib.suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                while not await self._released():
+                    pass
+
+    async def _released(self) -> bool:
+        """Give up the Lease as it is now: a renewal that was cut off may have been written, or is being written yet."""
+        lease = await self._api.get_lease(self._namespace, self._config.lease_name)
+        record = None if lease is None else self._election.release(_record(lease), _wall())
+        if lease is None or record is None:
+            return True
+        try:
+            await self._api.update_lease(self._namespace, _with(lease, record))
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+            return False
+        return True
 
 
 def _record(lease: Json) -> Record:

@@ -230,3 +230,11 @@ def test_an_identity_is_made_up_and_a_namespace_is_needed() -> None:
     assert Elector(config, access, say).identity != Elector(config, access, say).identity
     with pytest.raises(AccessError, match=r"election\.namespace: this process is in no namespace; set it"):
         Elector(config, Access("http://127.0.0.1:1", None, None, ""), say)
+
+
+async def test_a_leader_that_leaves_in_the_middle_of_a_renewal_gives_up_the_lease_all_the_same(place: Place) -> None:
+    candidate = await leading(place, "a")
+    # A renewal that was cut off, and yet arrived.
+    place.server.put_lease("pd-shadow-controller", {**place.lease, "renewTime": "2026-01-01T00:00:09.000000Z"})
+    await candidate.stop()
+    assert place.lease["holderIdentity"] == ""
