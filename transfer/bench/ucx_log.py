@@ -1,5 +1,6 @@
 """Which lanes UCX says it has chosen: it logs them when a connection is made, and nowhere else."""
 
+import ctypes
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ def lanes(text: str) -> str:
     return " ".join(found[-1].split()) if found else ""
 
 
+_LIBC = ctypes.CDLL(None)
+
+
 class UcxLog:
     """The log of this process's agents. UCX reads its settings once: without effect where an agent was made before."""
 
@@ -23,6 +27,8 @@ class UcxLog:
 
     def lanes(self) -> str:
         """Chosen since the last call."""
+        # UCX leaves its lines in the C library's buffer, where they would wait for a later call.
+        _LIBC.fflush(None)
         try:
             text = self._file.read_text(errors="replace")
         except OSError:
