@@ -1,9 +1,10 @@
 """How fast the simulator is: cluster-seconds per second of one core, beside the same run iteration by iteration.
 
-    python tools/bench_simulator.py [--seconds 200]
+    python tools/bench_simulator.py [--seconds 200] [--repeats 3]
 
 Four disaggregated instances of each of two 7B to 8B models, conversation traffic at 24.8 requests per second and model,
-routed sessions and shadow work on. The baseline computes every decode iteration by itself.
+routed sessions and shadow work on. The baseline computes every decode iteration by itself. The two take turns, and each
+one's fastest run counts: whatever else a machine does only ever makes a run slower.
 """
 
 import argparse
@@ -29,14 +30,19 @@ def cluster_seconds_per_second(config: RunConfig) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=200.0, help="measured virtual time (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each (default: %(default)s)")
+    given = parser.parse_args()
+    if given.repeats < 1:
+        parser.error(f"argument --repeats: {given.repeats}: must be 1 or more")
     config = RunConfig(
-        models=(MODEL, "Mistral-7B-Instruct-v0.3"), mode="disaggregated", approach="harvest-slo",
-        seconds=parser.parse_args().seconds,
-    )  # fmt: skip
-    ours = cluster_seconds_per_second(config)
+        models=(MODEL, "Mistral-7B-Instruct-v0.3"), mode="disaggregated", approach="harvest-slo", seconds=given.seconds
+    )
     start_run = Engine._start_run
-    with mock.patch.object(Engine, "_start_run", lambda self, now, most=None: start_run(self, now, 1)):
-        plain = cluster_seconds_per_second(config)
+    ours = plain = 0.0
+    for _ in range(given.repeats):
+        ours = max(ours, cluster_seconds_per_second(config))
+        with mock.patch.object(Engine, "_start_run", lambda self, now, most=None: start_run(self, now, 1)):
+            plain = max(plain, cluster_seconds_per_second(config))
     print(f"runs of iterations   {ours:7.0f} cluster-seconds per second and core")
     print(f"iteration by iteration {plain:5.0f}")
     print(f"ratio                {ours / plain:7.1f}")

@@ -75,6 +75,8 @@ class ShadowCache:
         if count > len(self):
             raise ValueError(f"{count} blocks asked for, {len(self)} free")
         taken = _pop(self._unhashed, count)
+        if len(taken) == count:
+            return taken
         cached = self._pop_stale(now, count - len(taken))
         cached += _pop(self._shadow, count - len(taken) - len(cached))
         cached += _pop(self._normal, count - len(taken) - len(cached))
@@ -128,8 +130,9 @@ class ShadowCache:
 
     def free_hashed(self, blocks: Iterable[int], now: float) -> None:
         """Cached blocks become the most recently used of their class, in the order given."""
+        shadow, normal, members = self._shadow, self._normal, self._members
         for block in blocks:
-            (self._shadow if block in self._members else self._normal)[block] = now
+            (shadow if block in members else normal)[block] = now
         self._shrink()
 
     def promote(self, blocks: Iterable[int], now: float) -> None:
@@ -178,7 +181,9 @@ class ShadowCache:
         return taken
 
     def _shrink(self) -> None:
-        beyond = _pop(self._shadow, max(0, self.size - self._cap))
+        if self.size <= self._cap:
+            return
+        beyond = _pop(self._shadow, self.size - self._cap)
         self._members.difference_update(beyond)
         self._evict(beyond)
         self._unhashed.update(dict.fromkeys(beyond))
