@@ -11,7 +11,8 @@ import argparse
 import time
 from unittest import mock
 
-from pd_shadow.sim.config import RunConfig
+from pd_shadow.policy.approach import Approach
+from pd_shadow.sim.config import Mode, RunConfig
 from pd_shadow.sim.engine import Engine
 from pd_shadow.sim.simulation import run
 
@@ -35,7 +36,10 @@ def main() -> None:
     if given.repeats < 1:
         parser.error(f"argument --repeats: {given.repeats}: must be 1 or more")
     config = RunConfig(
-        models=(MODEL, "Mistral-7B-Instruct-v0.3"), mode="disaggregated", approach="harvest-slo", seconds=given.seconds
+        models=(MODEL, "Mistral-7B-Instruct-v0.3"),
+        mode=Mode.DISAGGREGATED,
+        approach=Approach.HARVEST_SLO,
+        seconds=given.seconds,
     )
     start_run = Engine._start_run
     ours = plain = 0.0
