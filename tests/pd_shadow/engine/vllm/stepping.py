@@ -5,10 +5,12 @@ vLLM keeps process-wide state, so a process holds one engine: a test hands a sce
 makes a scheduler's decisions repeatable. Importing vLLM takes far longer than its small engine, and is done once.
 """
 
+import faulthandler
 import functools
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections import deque
@@ -22,6 +24,7 @@ from typing import Any
 import pytest
 
 from pd_shadow.demo import models
+from pd_shadow.demo.cluster import free_ports
 
 # The tokens of this model depend on its whole context, so equal tokens mean equal KV.
 MODEL = models.SMALL
@@ -49,6 +52,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
+# After which, and again after which, a scenario writes where it stands.
+STALLED_SECONDS = 120
 # How much of a failed scenario's output its test shows.
 TAIL_CHARACTERS = 6000
 
@@ -59,13 +64,20 @@ def in_fresh_process(scenario: Callable[..., Any], *, env: Mapping[str, str] | N
     Arguments and the result travel as JSON. `env` comes on top of the environment an in-process engine needs. Fails
     the test with the end of the process's output when the scenario raises.
     """
+    # vLLM's own default is one port, and it waits for ever where another engine of the machine has that.
+    (side_channel,) = free_ports(1)
+    env = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
         output, result = Path(folder) / "output", Path(folder) / "result.json"
         given = json.dumps(arguments)
-        process = _processes().Process(target=_run_scenario, args=(scenario, given, dict(env or {}), output, result))
+        process = _processes().Process(target=_run_scenario, args=(scenario, given, env, output, result))
         process.start()
         try:
             process.join()
+        except BaseException:
+            # The test's own time limit: where the scenario stands is in its output by now.
+            sys.stderr.write(output.read_text()[-TAIL_CHARACTERS:])
+            raise
         finally:
             process.kill()
         if process.exitcode != 0:
@@ -91,6 +103,7 @@ def _run_scenario(scenario: Callable[..., Any], given: str, env: dict[str, str],
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    faulthandler.dump_traceback_later(STALLED_SECONDS, repeat=True)
     os.environ.update(env)
     result.write_text(json.dumps(scenario(**json.loads(given))))
 
