@@ -15,6 +15,7 @@ from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.tls import (
     ChannelCredentials,
     ClientTls,
+    ClientTlsFields,
     KeyPairFiles,
     ServerTls,
     grpc_server_credentials,
@@ -46,7 +47,8 @@ def http_server(pair: Pair, ca_file: Path) -> object:
 
 
 def client(pair: Pair, ca_file: Path) -> object:
-    return ChannelCredentials(ClientTls(ca_file=ca_file, **pair._asdict()), field="tls", on_stale=nothing)
+    tls = ClientTls(ca_file=ca_file, **pair._asdict())
+    return ChannelCredentials(tls, fields=ClientTlsFields.of("tls"), on_stale=nothing)
 
 
 PAIR_FAULTS = {
@@ -98,7 +100,7 @@ def test_client_credentials_change_with_their_files_only(tmp_path: Path) -> None
     ca = trustme.CA()
     stale: list[CredentialError] = []
     tls = ClientTls(ca_file=trust(tmp_path, ca), **issue(ca, tmp_path, "client")._asdict())
-    credentials = ChannelCredentials(tls, field="controller_tls", on_stale=stale.append)
+    credentials = ChannelCredentials(tls, fields=ClientTlsFields.of("controller_tls"), on_stale=stale.append)
     first = credentials.current()
     assert credentials.current() is first
     trust(tmp_path, ca, trustme.CA())
