@@ -161,7 +161,7 @@ def test_a_watch_goes_on_until_it_is_interrupted(controller: Running, command: s
         first = process.stdout.readline()
         assert "a-d0" in first or "a-p0" in first or controller.address in first
         if "instances" in command:
-            controller.turn(lambda cluster, now: cluster.drain(now, "a-d0"))
+            controller.turn(lambda cluster, now: cluster.operators.drain(now, "a-d0"))
             while "INSTANCE_STATE_DRAINING" not in process.stdout.readline():
                 pass
         process.send_signal(signal.SIGINT)
