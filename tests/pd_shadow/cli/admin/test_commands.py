@@ -124,6 +124,9 @@ def test_shadow_work_is_paused_and_resumed(run: Run) -> None:
         ("shadow pause --cluster --model a", 2, "give one of"),
         ("shadow policy --gate 2", 2, "--gate"),
         ("instances lst", 2, "No such command"),
+        ("instancs list", 2, "No such command 'instancs'; did you mean 'instances'?"),
+        ("qqq", 2, "No such command 'qqq'."),
+        ("--instances", 2, "No such option"),
         ("top --interval 0", 2, "--interval"),
     ],
 )
@@ -185,7 +188,7 @@ def _help(command: click.Command, path: tuple[str, ...]) -> list[tuple[str, ...]
 
 
 def test_every_command_has_help_with_an_example(run: Run) -> None:
-    from pd_shadow.cli.admin.commands import admin
+    from pd_shadow.cli.admin.admin import admin
 
     commands = _help(admin, ())
     assert len(commands) > 20
