@@ -5,7 +5,6 @@ Servers look at their files at every handshake, clients at every new connection.
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 from typing import NamedTuple
@@ -172,12 +171,3 @@ class ChannelCredentials:
     def current(self) -> grpc.ChannelCredentials:
         """The same object for as long as the files stay as they are."""
         return self._watched.current()
-
-
-def is_loopback(address: str) -> bool:
-    """Whether HOST:PORT is reachable from this machine alone; a host name other than localhost counts as not."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -19,7 +19,6 @@ from pd_shadow.common.tls import (
     KeyPairFiles,
     ServerTls,
     grpc_server_credentials,
-    is_loopback,
     ssl_server_context,
 )
 from tests.credentials import Pair, der, issue, shown, trust, write
@@ -131,21 +130,3 @@ async def test_an_http_server_shows_the_certificate_of_the_moment(tmp_path: Path
         assert [error.field for error in stale] == ["tls.key_file"]
         write(pair.key_file, fresh_key)
         assert await asyncio.to_thread(shown, port) == second
-
-
-@pytest.mark.parametrize(
-    ("address", "alone"),
-    [
-        ("127.0.0.1:1", True),
-        ("127.9.9.9:1", True),
-        ("localhost:1", True),
-        ("[::1]:1", True),
-        ("0.0.0.0:1", False),
-        ("[::]:1", False),
-        (":1", False),
-        ("10.0.0.1:1", False),
-        ("localhost.example:1", False),
-    ],
-)
-def test_loopback(address: str, alone: bool) -> None:
-    assert is_loopback(address) is alone
