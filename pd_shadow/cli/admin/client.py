@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,5 +118,5 @@ def _tls(context: Context) -> ClientTls | None:
 
 
 def _at(path: Path | None) -> Path | None:
-    """Contexts are written by hand too: a ~ is the home folder."""
-    return path.expanduser() if path is not None else None
+    """Contexts are written by hand too: a ~ is the home folder. One that names nobody stays, and is no file then."""
+    return Path(os.path.expanduser(path)) if path is not None else None

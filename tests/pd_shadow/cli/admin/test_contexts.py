@@ -113,6 +113,7 @@ def test_a_file_that_cannot_be_written_is_told(file: Path) -> None:
         ({"token_file": "/nowhere/token"}, "token_file: /nowhere/token: No such file"),
         ({"ca": "/nowhere/ca"}, "ca: /nowhere/ca: No such file"),
         ({"ca": "~/ca"}, "ca: .*/home/ca: holds no PEM certificates"),
+        ({"ca": "~nobody-of-this-name/ca"}, "ca: ~nobody-of-this-name/ca: No such file"),
         ({"token_file": "~/two words"}, "token_file: .*/home/two words: line 1: a token is 1 to 512"),
     ],
 )
