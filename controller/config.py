@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from pd_shadow.common.address import ListenAddress
 from pd_shadow.common.config import Config
 from pd_shadow.common.logs import LogFormat
 from pd_shadow.common.tls import ServerTls
@@ -17,12 +17,6 @@ from pd_shadow.policy.approach import DEFAULT, TRAITS, Approach, named
 from transfer.chunks import CHUNK_TOKENS
 
 ENVIRONMENT_PREFIX = "PD_SHADOW_CONTROLLER"
-
-
-def _host_port(value: str) -> str:
-    if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:/]*):\d{1,5}", value) or int(value.rsplit(":", 1)[1]) > 65535:
-        raise ValueError("expected HOST:PORT, such as 0.0.0.0:7070")
-    return value
 
 
 def _base_url(value: str) -> str:
@@ -36,7 +30,6 @@ def _approach(value: object) -> Approach:
     return named(str(value))
 
 
-HostPort = Annotated[str, AfterValidator(_host_port)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Seconds = Annotated[float, Field(gt=0, json_schema_extra={"unit": "seconds"})]
 # RFC 1123: what Kubernetes calls a DNS label, and a DNS subdomain.
@@ -249,9 +242,9 @@ class ElectionConfig(Config):
 class ControllerConfig(Config):
     """Everything `pd-shadow serve controller` can be told."""
 
-    listen: HostPort = "127.0.0.1:7070"
+    listen: ListenAddress = "127.0.0.1:7070"
     """Address of the gRPC server."""
-    metrics_listen: HostPort | None = None
+    metrics_listen: ListenAddress | None = None
     """Address of the Prometheus endpoint; unset for none."""
     tls: ServerTls | None = None
     """TLS of the gRPC server; unset for plain text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
@@ -14,16 +13,17 @@ from controller.core.call import Call
 from controller.core.coverage import Coverage
 from controller.core.effects import DropResident, DropSession, Effect, Event, LimitEngine, Limits, PauseEngine
 from controller.core.instance import Facts, Instance, InstanceRef, LoadReport
+from controller.core.journal import Journal
 from controller.core.ledger import CallLedger, ShadowLedger
 from controller.core.links import Link, Links
+from controller.core.operators import Consequences, Operators
 from controller.core.placement import place_decode, place_prefill
 from controller.core.registry import Changes, Declared, Registry, describe_conflict
-from controller.core.rejection import RejectedError, invalid_field
+from controller.core.rejection import RejectedError
 from controller.core.session import Binding, Digest, Session, SessionKey, Sessions
 from controller.core.shadow_job import ShadowJob
 from controller.core.shadow_jobs import ShadowJobs
-from controller.core.shadow_policy import ShadowPolicy
-from controller.core.switches import switch
+from controller.core.shadow_policy import ROLES, ShadowPolicy
 from pd_shadow.api.v1 import admin_pb2 as admin
 from pd_shadow.api.v1 import common_pb2 as common
 from pd_shadow.api.v1 import placement_pb2 as pb
@@ -67,10 +67,6 @@ class Warmth(NamedTuple):
     switch_probability: float
 
 
-# What computes shadows.
-ROLES = (common.ROLE_PREFILL, common.ROLE_DECODE, common.ROLE_COLOCATED)
-
-
 class Cluster:
     """Sessions, instances, calls, shadow jobs and their ledgers.
 
@@ -80,7 +76,8 @@ class Cluster:
 
     def __init__(self, config: ControllerConfig, epoch: str) -> None:
         self.config = config
-        self.shadow_policy = ShadowPolicy.configured(config.shadow)
+        policy = ShadowPolicy.configured(config.shadow)
+        self.journal = Journal(config.limits.events_kept)
         self.registry = Registry(config.discovery)
         self.sessions = Sessions(config.limits.max_sessions, config.limits.session_idle_seconds)
         self.shadow_ledger = ShadowLedger()
@@ -90,30 +87,38 @@ class Cluster:
         self.links = Links(config.links, self._note_link)
         self.jobs = ShadowJobs(
             config.shadow,
-            self.shadow_policy,
+            policy,
             self.coverage,
             self.links,
             self.call_ledger,
-            self._emit,
+            self.journal.emit,
             self._note_job,
             self.registry.neighbours,
         )
         self.calls: dict[str, Call] = {}
+        self.operators = Operators(
+            self.registry,
+            self.sessions,
+            self.calls,
+            self.coverage,
+            self.jobs,
+            self.journal,
+            Consequences(self._follow_drain, self.limit_engines, self._rehome, self._forget, self._schedule),
+        )
         # Dispatchers: connected ones, and when the others left.
         self._connected: set[str] = set()
         self._left: dict[str, float] = {}
         # What engines with the plugin were told, for those that attach later.
-        self._engine_limits: dict[common.Role.ValueType, Limits] = {
-            role: self.shadow_policy.limits(role) for role in ROLES
-        }
-        self._effects: list[Effect] = []
-        self._events: deque[Event] = deque(maxlen=config.limits.events_kept)
-        self._sequence = itertools.count(1)
+        self._engine_limits: dict[common.Role.ValueType, Limits] = {role: policy.limits(role) for role in ROLES}
         self._call_ids = itertools.count(1)
         self._epoch = epoch
-        self._now = 0.0
         # Grows whenever an instance changes, so that watchers know.
         self.generation = 0
+
+    @property
+    def shadow_policy(self) -> ShadowPolicy:
+        """The policy in force."""
+        return self.jobs.policy
 
     @property
     def effective_config(self) -> ControllerConfig:
@@ -125,13 +130,11 @@ class Cluster:
 
     def take_effects(self) -> list[Effect]:
         """What is to be done, in order; each effect is handed out once."""
-        effects, self._effects = self._effects, []
-        return effects
+        return self.journal.take_effects()
 
     def events(self, after: int = 0) -> list[Event]:
         """Events with a larger sequence number, oldest first; costs no more than what it returns."""
-        fresh = itertools.takewhile(lambda event: event.sequence > after, reversed(self._events))
-        return list(fresh)[::-1]
+        return self.journal.events(after)
 
     # Instances.
 
@@ -142,34 +145,34 @@ class Cluster:
 
     def withdraw(self, now: float, name: str) -> None:
         """Discovery names an instance no longer; one that is attached stays until its stream ends."""
-        self._now = now
+        self.journal.now = now
         self._apply(self.registry.withdraw(name))
         self.generation += 1
 
     def turn_away(self, now: float, name: str, error: RejectedError) -> None:
         """Tell operators why discovery does not take an instance, and what to change."""
-        self._now = now
+        self.journal.now = now
         reason = label(common.RejectionReason.DESCRIPTOR, error.reason)
-        self._event(admin.EVENT_KIND_INSTANCE_STATE, name, reason, error.message)
+        self.journal.note(admin.EVENT_KIND_INSTANCE_STATE, name, reason, error.message)
 
     def mark_leaving(self, now: float, name: str, *, leaving: bool) -> None:
         """Discovery says that this life ends soon, or after all does not: it drains, whatever operators say."""
-        self._now = now
+        self.journal.now = now
         instance = self.registry.named(name)
         if instance is not None and instance.leaving != leaving:
             drained, instance.leaving = instance.draining, leaving
-            self._follow_drain(now, instance, before=drained)
+            self._follow_drain(now, instance, drained)
 
     def observe(self, now: float, name: str, facts: Facts, load: LoadReport) -> Changes:
         """A healthy look at an instance; raises RejectedError for an unknown name or a replaced incarnation."""
-        self._now = now
+        self.journal.now = now
         changes = self.registry.observe(now, name, facts, load)
         self._apply(changes)
         return changes
 
     def miss(self, now: float, name: str, *, refused: bool) -> Changes:
         """A look at an instance that failed."""
-        self._now = now
+        self.journal.now = now
         changes = self.registry.miss(now, name, refused=refused)
         self._apply(changes)
         return changes
@@ -182,7 +185,7 @@ class Cluster:
         Raises RejectedError for a replaced incarnation, another model or role than known, and a partner it cannot
         exchange KV with.
         """
-        self._now = now
+        self.journal.now = now
         changes, stream = self.registry.attach(now, named, facts)
         self._apply(changes)
         if changes.refused is not None:
@@ -200,33 +203,33 @@ class Cluster:
                 self.coverage.restore(session.binding(instance.model), instance, tokens)
         limits = self._engine_limits.get(instance.role)
         if limits is not None:
-            self._emit(LimitEngine(ref, limits))
+            self.journal.emit(LimitEngine(ref, limits))
         # Always: an earlier life of this controller may have said otherwise.
-        self._emit(PauseEngine(ref, instance.paused))
+        self.journal.emit(PauseEngine(ref, instance.paused))
         self._schedule(now)
         return stream
 
     def heartbeat(self, now: float, ref: InstanceRef, stream: int, load: LoadReport) -> None:
         """An attached engine's load; raises RejectedError when its stream no longer counts."""
-        self._now = now
+        self.journal.now = now
         self._apply(self.registry.heartbeat(now, ref, stream, load))
 
     def detach(self, now: float, ref: InstanceRef, stream: int) -> None:
         """A stream ended."""
-        self._now = now
+        self.journal.now = now
         self._apply(self.registry.detach(ref, stream))
 
     def limit_engines(self, now: float, role: common.Role.ValueType, limits: Limits) -> None:
         """Tell every attached engine of a role, now and later, to run with other settings."""
-        self._now = now
+        self.journal.now = now
         self._engine_limits[role] = self._engine_limits.get(role, Limits()).overlaid(limits)
         for instance in self.registry:
             if instance.stream and instance.role == role:
-                self._emit(LimitEngine(instance.ref, limits))
+                self.journal.emit(LimitEngine(instance.ref, limits))
 
     def progressed(self, now: float, ref: InstanceRef, key: SessionKey, tokens: int) -> None:
         """An attached engine says how far a session's shadow leg on it has come."""
-        self._now = now
+        self.journal.now = now
         instance = self.registry.live(ref)
         job = self.jobs.get(key, instance.model) if instance is not None else None
         if instance is not None and job is not None:
@@ -234,7 +237,7 @@ class Cluster:
 
     def shrunk(self, now: float, ref: InstanceRef, key: SessionKey | None, tokens: int) -> None:
         """An instance evicted part of a session's context, or of every session's (`key` None)."""
-        self._now = now
+        self.journal.now = now
         instance = self.registry.live(ref)
         if instance is None:
             return
@@ -262,7 +265,7 @@ class Cluster:
         digests: tuple[Digest, ...] = (),
     ) -> Begun:
         """Place a call and reserve its load; raises RejectedError."""
-        self._now = now
+        self.journal.now = now
         if len(self.calls) >= self.config.limits.max_calls_in_flight:
             raise RejectedError(
                 common.REJECTION_REASON_TOO_MANY_CALLS,
@@ -334,7 +337,7 @@ class Cluster:
 
     def progress(self, now: float, call_id: str, phase: pb.CallPhase.ValueType) -> None:
         """A call moved on; raises RejectedError for an unknown call."""
-        self._now = now
+        self.journal.now = now
         call = self._call(call_id)
         call.advance(now, phase)
         session = self.sessions.get(call.session) if call.session else None
@@ -348,7 +351,7 @@ class Cluster:
 
     def end_call(self, now: float, call_id: str, end: CallEnd) -> list[ShadowTarget]:
         """End a call; returns the models to render its context for. Raises RejectedError for an unknown call."""
-        self._now = now
+        self.journal.now = now
         call = self._call(call_id)
         self._judge_link(now, call, end)
         self._close(now, call, end.outcome)
@@ -379,7 +382,7 @@ class Cluster:
         error: str = "",
     ) -> None:
         """A dispatcher rendered a session's context for a model, or could not."""
-        self._now = now
+        self.journal.now = now
         session = self.sessions.get(key)
         job = self.jobs.get(key, model)
         if session is None or job is None or session.gateway_id != gateway_id:
@@ -405,7 +408,7 @@ class Cluster:
         """A dispatcher's word on how a leg ended; if the engine says so, `covered_tokens` is what it holds now, and
         `transfer_failed` that no KV arrived.
         """
-        self._now = now
+        self.journal.now = now
         self.jobs.finished(
             now,
             leg_id,
@@ -418,117 +421,32 @@ class Cluster:
         )
         self._schedule(now)
 
-    def set_shadow_policy(self, now: float, policy: ShadowPolicy) -> None:
-        """Put another policy in force: pausing takes effect at once, gate and top-k with each session's next call."""
-        self._now = now
-        self.shadow_policy = policy
-        self.jobs.follow(policy)
-        for role in ROLES:
-            self.limit_engines(now, role, policy.limits(role))
-        state = "enabled" if policy.enabled else "paused"
-        self._event(admin.EVENT_KIND_SHADOW_POLICY, policy.approach, state, str(policy))
-        self._schedule(now)
-
     def dispatcher_connected(self, now: float, gateway_id: str) -> None:
         """A gateway's shadow stream opened; legs of an earlier stream are lost."""
-        self._now = now
+        self.journal.now = now
         self.jobs.abort_of(now, gateway_id, common.SHADOW_REASON_NO_DISPATCHER)
         self._connected.add(gateway_id)
         self._left.pop(gateway_id, None)
-        self._event(admin.EVENT_KIND_GATEWAY, gateway_id, "connected", "shadow stream open")
+        self.journal.note(admin.EVENT_KIND_GATEWAY, gateway_id, "connected", "shadow stream open")
         self._schedule(now)
 
     def dispatcher_left(self, now: float, gateway_id: str) -> None:
         """A gateway's shadow stream ended: its legs are lost now, its calls if it does not come back in time."""
-        self._now = now
+        self.journal.now = now
         self._connected.discard(gateway_id)
         self._left[gateway_id] = now
         self.jobs.abort_of(now, gateway_id, common.SHADOW_REASON_NO_DISPATCHER)
-        self._event(admin.EVENT_KIND_GATEWAY, gateway_id, "left", "shadow stream ended")
-        self._schedule(now)
-
-    # What operators do. Each raises RejectedError for a name that is not known.
-
-    def drain(self, now: float, name: str) -> None:
-        """Place nothing new on instances of this name; shadow legs there are cancelled, calls end normally."""
-        self._set_draining(now, name, draining=True)
-
-    def undrain(self, now: float, name: str) -> None:
-        """Take a drain back."""
-        self._set_draining(now, name, draining=False)
-
-    def pause_cluster(self, now: float, *, paused: bool) -> None:
-        """Pause all shadow work, or take that back; so for a model or an instance below."""
-        self._now = now
-        before, self.registry.switches.cluster_paused = self.registry.switches.cluster_paused, paused
-        self._follow_pauses(now, "cluster", changed=before != paused, paused=paused)
-
-    def pause_model(self, now: float, model: str, *, paused: bool) -> None:
-        self._now = now
-        self.registry.check_model(model, field="model")
-        changed = switch(self.registry.switches.paused_models, model, on=paused)
-        self._follow_pauses(now, model, changed=changed, paused=paused)
-
-    def pause_instance(self, now: float, name: str, *, paused: bool) -> None:
-        self._now = now
-        self.registry.check_known(name, field="instance")
-        changed = switch(self.registry.switches.paused_instances, name, on=paused)
-        self._follow_pauses(now, name, changed=changed, paused=paused)
-
-    def rebind(self, now: float, key: SessionKey, model: str, *, prefill: str | None, decode: str | None) -> Session:
-        """Bind sides of a session for its next call; None leaves a side, an empty name unbinds it.
-
-        Raises RejectedError also for an instance of another model or role, and for one that takes no calls.
-        """
-        self._now = now
-        session = self.known_session(key)
-        self.registry.check_model(model, field="model")
-        on_prefill = self._target(model, "prefill", prefill, common.ROLE_PREFILL, common.ROLE_COLOCATED)
-        on_decode = self._target(model, "decode", decode, common.ROLE_DECODE)
-        binding = session.binding(model)
-        job = self.jobs.get(key, model)
-        if job is not None:
-            self.jobs.abort_leg(now, job, common.SHADOW_REASON_REBOUND)
-        sides = []
-        if prefill is not None:
-            self.coverage.rebind_prefill(binding, on_prefill)
-            sides.append(f"prefill {prefill or 'unbound'}")
-        if decode is not None:
-            self.coverage.rebind_decode(binding, on_decode)
-            sides.append(f"decode {decode or 'unbound'}")
-        self._rehome(job, session)
-        reason = label(common.PlacementReason.DESCRIPTOR, common.PLACEMENT_REASON_REBOUND)
-        self._event(admin.EVENT_KIND_SESSION_REBOUND, key.session_id, reason, f"{model}: {', '.join(sides)}")
-        self._schedule(now)
-        return session
-
-    def forget(self, now: float, key: SessionKey) -> None:
-        """Forget a session; its calls in flight go on, as calls of no session."""
-        self._now = now
-        session = self.known_session(key)
-        for call in self.calls.values():
-            if call.session == key:
-                call.session = None
-        self._forget(now, session)
+        self.journal.note(admin.EVENT_KIND_GATEWAY, gateway_id, "left", "shadow stream ended")
         self._schedule(now)
 
     # Reads.
-
-    def known_session(self, key: SessionKey) -> Session:
-        """The session; raises RejectedError if there is none."""
-        session = self.sessions.get(key)
-        if session is None:
-            raise RejectedError(
-                common.REJECTION_REASON_UNKNOWN_SESSION, f"no session {key.session_id!r}", field="session.session_id"
-            )
-        return session
 
     def warmth(self, key: SessionKey) -> tuple[str, list[Warmth]]:
         """The session's current model, and every model's warmth, likeliest next model first.
 
         Raises RejectedError for an unknown session.
         """
-        session = self.known_session(key)
+        session = self.sessions.known(key)
         models = self.registry.models()
         found = [self._warmth(session, model, len(models)) for model in models]
         return session.current_model, sorted(found, key=lambda warmth: (-warmth.switch_probability, warmth.model))
@@ -537,7 +455,7 @@ class Cluster:
 
     def tick(self, now: float) -> None:
         """Whatever is due: silent legs, lost gateways, overdue calls, idle sessions, retries."""
-        self._now = now
+        self.journal.now = now
         self.jobs.tick(now)
         self._apply(self.registry.tick(now))
         limits = self.config.limits
@@ -552,21 +470,12 @@ class Cluster:
 
     def give_up_calls(self, now: float) -> None:
         """Another controller leads: the calls in flight will not end here."""
-        self._now = now
+        self.journal.now = now
         self._give_up(list(self.calls.values()), now)
 
     # Internals.
 
-    def _set_draining(self, now: float, name: str, *, draining: bool) -> None:
-        self._now = now
-        self.registry.check_known(name, field="name")
-        switch(self.registry.switches.drained, name, on=draining)
-        instance = self.registry.named(name)
-        if instance is not None:
-            before, instance.drained = instance.draining, draining
-            self._follow_drain(now, instance, before=before)
-
-    def _follow_drain(self, now: float, instance: Instance, *, before: bool) -> None:
+    def _follow_drain(self, now: float, instance: Instance, before: bool) -> None:
         """An instance drains now, or no longer does; nothing happens where that is as before."""
         if instance.draining == before:
             return
@@ -574,24 +483,18 @@ class Cluster:
             self.jobs.abort_on(now, instance, common.SHADOW_REASON_INSTANCE_DRAINING)
         self.generation += 1
         if instance.alive:
-            self._note_state(instance)
+            self.journal.note_state(instance)
         self._schedule(now)
-
-    def _emit(self, effect: Effect) -> None:
-        self._effects.append(effect)
-
-    def _event(self, kind: admin.EventKind.ValueType, subject: str, reason: str, message: str) -> None:
-        self._events.append(Event(next(self._sequence), self._now, kind, subject, reason, message))
 
     def _note_job(self, job: ShadowJob, reason: common.ShadowReason.ValueType, message: str) -> None:
         subject = f"{job.session.session_id}/{job.model}"
-        self._event(admin.EVENT_KIND_SHADOW_JOB, subject, label(common.ShadowReason.DESCRIPTOR, reason), message)
+        self.journal.note(admin.EVENT_KIND_SHADOW_JOB, subject, label(common.ShadowReason.DESCRIPTOR, reason), message)
 
     def _note_link(self, link: Link, state: common.LinkState.ValueType, message: str) -> None:
         if state == common.LINK_STATE_QUARANTINED:
             self.call_ledger.quarantines[link.model] += 1
         subject = f"{link.key.prefill.name}/{link.key.decode.name}"
-        self._event(admin.EVENT_KIND_LINK, subject, label(common.LinkState.DESCRIPTOR, state), message)
+        self.journal.note(admin.EVENT_KIND_LINK, subject, label(common.LinkState.DESCRIPTOR, state), message)
 
     def _call(self, call_id: str) -> Call:
         call = self.calls.get(call_id)
@@ -604,7 +507,7 @@ class Cluster:
     def _apply(self, changes: Changes) -> None:
         if changes.refused is not None:
             new, refusal, partner = changes.refused
-            self._event(
+            self.journal.note(
                 admin.EVENT_KIND_INSTANCE_STATE,
                 new.name,
                 label(common.RejectionReason.DESCRIPTOR, refusal),
@@ -612,36 +515,26 @@ class Cluster:
             )
         for instance in changes.state_changed:
             self.generation += 1
-            self._note_state(instance)
+            self.journal.note_state(instance)
         for instance, reason in changes.lost:
-            self.jobs.abort_on(self._now, instance, common.SHADOW_REASON_INSTANCE_LOST)
+            self.jobs.abort_on(self.journal.now, instance, common.SHADOW_REASON_INSTANCE_LOST)
             self.links.forget(instance)
             for session in self.sessions:
                 for model, binding in session.bindings.items():
                     if model == instance.model and self.coverage.leave(binding, instance, reason):
-                        self._note_left(session, instance, reason)
+                        self.journal.note_left(session, instance, reason)
         for model in dict.fromkeys(instance.model for instance in changes.state_changed):
             for job in self.jobs.homeless(model):
-                self._rehome(job, self.sessions.get(job.session))
+                owner = self.sessions.get(job.session)
+                if owner is not None:
+                    self._rehome(job, owner)
         if changes.state_changed:
-            self._schedule(self._now)
+            self._schedule(self.journal.now)
 
-    def _note_state(self, instance: Instance) -> None:
-        state = label(common.InstanceState.DESCRIPTOR, instance.shown_state)
-        self._event(admin.EVENT_KIND_INSTANCE_STATE, instance.name, state, f"incarnation {instance.facts.incarnation}")
-
-    def _note_left(self, session: Session, instance: Instance, reason: common.PlacementReason.ValueType) -> None:
-        self._event(
-            admin.EVENT_KIND_SESSION_REBOUND,
-            session.key.session_id,
-            label(common.PlacementReason.DESCRIPTOR, reason),
-            f"{instance.model}: {instance.name} {instance.facts.incarnation}",
-        )
-
-    def _rehome(self, job: ShadowJob | None, session: Session | None) -> None:
+    def _rehome(self, job: ShadowJob, session: Session) -> None:
         """Give a job without a leg the P and D its session's binding says, if there are any."""
-        sides = self._shadow_sides(session, job.model) if job is not None and session is not None else None
-        if job is not None and sides is not None:
+        sides = self._shadow_sides(session, job.model)
+        if sides is not None:
             self.jobs.rehome(job, *sides)
 
     def _nowhere(self, model: str) -> RejectedError:
@@ -673,7 +566,7 @@ class Cluster:
                 if instance is None or not instance.draining or not self.registry.ready(model, instance.role):
                     continue
                 self.coverage.leave(binding, instance, reason, common.SHADOW_REASON_INSTANCE_DRAINING)
-                self._note_left(session, instance, reason)
+                self.journal.note_left(session, instance, reason)
 
     @staticmethod
     def _keep_wishes(binding: Binding, call: Call) -> None:
@@ -682,37 +575,6 @@ class Cluster:
             binding.prefill_wished = False
         if call.decode.instance.ref != binding.decode:
             binding.decode_wished = False
-
-    def _follow_pauses(self, now: float, subject: str, *, changed: bool, paused: bool) -> None:
-        """Let every instance do what the switches say, and tell engines with the plugin."""
-        if not changed:
-            return
-        for instance in self.registry:
-            pauses = self.registry.switches.pauses(instance.name, instance.model)
-            if pauses == instance.paused:
-                continue
-            instance.pause(now, paused=pauses)
-            if pauses:
-                self.jobs.pause_on(instance)
-            if instance.stream:
-                self._emit(PauseEngine(instance.ref, pauses))
-        state = "paused" if paused else "resumed"
-        self._event(admin.EVENT_KIND_SHADOW_PAUSE, subject, state, f"shadow work {state} by an operator")
-        self._schedule(now)
-
-    def _target(self, model: str, field: str, name: str | None, *roles: common.Role.ValueType) -> Instance | None:
-        """The instance that a side is to be bound to; raises RejectedError unless it can be."""
-        if not name:
-            return None
-        self.registry.check_known(name, field=field)
-        instance = self.registry.named(name)
-        if instance is None or not instance.ready:
-            state = label(common.InstanceState.DESCRIPTOR, instance.shown_state) if instance else "not seen yet"
-            raise RejectedError(common.REJECTION_REASON_INSTANCE_NOT_READY, f"{field}: {name} is {state}", field=field)
-        if instance.model != model or instance.role not in roles:
-            role = label(common.Role.DESCRIPTOR, instance.role)
-            raise invalid_field(field, f"{name} is a {role} instance of {instance.model!r}")
-        return instance
 
     def _touch(self, now: float, key: SessionKey, gateway_id: str, task: str) -> Session:
         session, evicted = self.sessions.touch(now, key)
@@ -729,11 +591,11 @@ class Cluster:
             for ref in dict.fromkeys((binding.prefill, binding.decode)):
                 instance = self.registry.live(ref)
                 if instance is not None and instance.stream:
-                    self._emit(DropResident(instance.ref, session.key))
+                    self.journal.emit(DropResident(instance.ref, session.key))
         self.coverage.forget(session)
         self.sessions.remove(session.key)
-        self._emit(DropSession(session.gateway_id, session.key, reason))
-        self._event(
+        self.journal.emit(DropSession(session.gateway_id, session.key, reason))
+        self.journal.note(
             admin.EVENT_KIND_SESSION_FORGOTTEN,
             session.key.session_id,
             label(common.ShadowReason.DESCRIPTOR, reason),
@@ -788,7 +650,7 @@ class Cluster:
             return prefill, None
         decode = self.registry.live(binding.decode)
         if decode is None:
-            placed = place_decode(self.registry, model, Binding(), self.links.of_decode(self._now, prefill))
+            placed = place_decode(self.registry, model, Binding(), self.links.of_decode(self.journal.now, prefill))
             decode = placed.instance if placed else None
         return prefill, decode
 
@@ -830,7 +692,7 @@ class Cluster:
         elif end.handoff == common.HANDOFF_RECOMPUTED:
             ledger.recomputed += 1
             ledger.recompute_reasons[call.model, end.recompute_reason] += 1
-            self._event(
+            self.journal.note(
                 admin.EVENT_KIND_HANDOFF_RECOMPUTED,
                 call.decode.instance.name,
                 label(common.RecomputeReason.DESCRIPTOR, end.recompute_reason),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from pd_shadow.api.v1 import common_pb2 as pb
+from pd_shadow.common.suggestion import nearest
 
 
 class RejectedError(Exception):
@@ -27,6 +27,6 @@ def unknown(
     reason: pb.RejectionReason.ValueType, what: str, name: str, known: Iterable[str], *, field: str
 ) -> RejectedError:
     """A name that nothing has, with the nearest one that something has."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; no {what} is known"
+    near = nearest(name, known)
+    hint = f"; did you mean {near!r}?" if near is not None else f"; no {what} is known"
     return RejectedError(reason, f"no {what} {name!r}{hint}", field=field)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from controller.core.instance import InstanceRef
+from controller.core.rejection import RejectedError
 from pd_shadow.api.v1 import common_pb2 as pb
 
 
@@ -100,6 +101,15 @@ class Sessions:
 
     def get(self, key: SessionKey) -> Session | None:
         return self._sessions.get(key)
+
+    def known(self, key: SessionKey) -> Session:
+        """The session; raises RejectedError if there is none."""
+        session = self._sessions.get(key)
+        if session is None:
+            raise RejectedError(
+                pb.REJECTION_REASON_UNKNOWN_SESSION, f"no session {key.session_id!r}", field="session.session_id"
+            )
+        return session
 
     def touch(self, now: float, key: SessionKey) -> tuple[Session, list[Session]]:
         """The session, made if new and moved to the recent end, and the sessions that must go to make room.

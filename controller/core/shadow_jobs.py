@@ -64,7 +64,8 @@ class ShadowJobs:
         neighbours: Callable[[Instance], list[Instance]],
     ) -> None:
         self._config = config
-        self._policy = policy
+        # The one in force; `follow` changes it.
+        self.policy = policy
         self._coverage = coverage
         self._links = links
         self._calls = calls
@@ -90,7 +91,7 @@ class ShadowJobs:
 
     def follow(self, policy: ShadowPolicy) -> None:
         """Take another policy; one that pauses takes back the prefill legs in flight."""
-        self._policy = policy
+        self.policy = policy
         if not policy.enabled:
             for job, leg in list(self._legs.values()):
                 if leg.kind == pb.LEG_KIND_PREFILL:
@@ -172,7 +173,7 @@ class ShadowJobs:
         Eager legs stay: they are requests like any other. An engine with the plugin makes way within an iteration, by
         itself, and for engines on its hardware too.
         """
-        if self._policy.eager:
+        if self.policy.eager:
             return
         for taken in (instance, *self._neighbours(instance)):
             if not taken.request_level:
@@ -191,7 +192,7 @@ class ShadowJobs:
 
     def schedule(self, now: float, connected: Callable[[str], bool], gateway_of: Callable[[SessionKey], str]) -> None:
         """Start every leg that may start, likeliest switch first."""
-        if not self._policy.enabled:
+        if not self.policy.enabled:
             for job in self._open:
                 job.reason = pb.SHADOW_REASON_PAUSED
             return
@@ -359,7 +360,7 @@ class ShadowJobs:
     def _admission(self, instance: Instance) -> request_harvest.Verdict:
         """The request-level rule of a stock engine."""
         legs = len(instance.shadow_legs)
-        if self._policy.eager:
+        if self.policy.eager:
             return request_harvest.admit_eager(legs)
         neighbour_busy = any(neighbour.busy for neighbour in self._neighbours(instance))
         if instance.colocated:
@@ -404,7 +405,7 @@ class ShadowJobs:
                 chunk.end,
                 seconds,
                 job.probability,
-                normal_priority=self._policy.eager,
+                normal_priority=self.policy.eager,
             )
         )
 

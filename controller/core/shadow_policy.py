@@ -11,6 +11,9 @@ from pd_shadow.api.v1 import common_pb2 as pb
 from pd_shadow.policy import approach as approaches
 from pd_shadow.policy.approach import TRAITS, Approach, EngineController, Traits
 
+# What computes shadows.
+ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_COLOCATED)
+
 
 @dataclass(frozen=True)
 class ShadowPolicy:

@@ -80,7 +80,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     @_answered
     def GetSession(self, request: pb.GetSessionRequest) -> pb.GetSessionResponse:  # noqa: N802
         key = validation.session_key("session", request.session)
-        return pb.GetSessionResponse(session=self._session(self._cluster.known_session(key)))
+        return pb.GetSessionResponse(session=self._session(self._cluster.sessions.known(key)))
 
     @_answered
     def ListShadowJobs(self, request: pb.ListShadowJobsRequest) -> pb.ListShadowJobsResponse:  # noqa: N802
@@ -92,7 +92,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         model = validation.name("model", request.model)
         job = self._cluster.jobs.get(key, model)
         if job is None:
-            self._cluster.known_session(key)
+            self._cluster.sessions.known(key)
             self._cluster.registry.check_model(model, field="model")
             raise RejectedError(
                 common.REJECTION_REASON_UNKNOWN_SHADOW_JOB,
@@ -209,7 +209,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def SetShadowPolicy(self, request: pb.SetShadowPolicyRequest) -> pb.SetShadowPolicyResponse:  # noqa: N802
         given = {field.name: value for field, value in request.ListFields()}
         with self._plane.turn() as (cluster, now):
-            cluster.set_shadow_policy(now, cluster.shadow_policy.changed(**given))
+            cluster.operators.set_shadow_policy(now, cluster.shadow_policy.changed(**given))
         return pb.SetShadowPolicyResponse(policy=convert.shadow_policy(self._cluster.shadow_policy))
 
     @_answered
@@ -226,7 +226,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def DrainInstance(self, request: pb.DrainInstanceRequest) -> pb.DrainInstanceResponse:  # noqa: N802
         name = validation.name("name", request.name)
         with self._plane.turn() as (cluster, now):
-            cluster.drain(now, name)
+            cluster.operators.drain(now, name)
         instance = self._cluster.registry.named(name)
         if instance is None:
             return pb.DrainInstanceResponse()
@@ -237,7 +237,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def UndrainInstance(self, request: pb.UndrainInstanceRequest) -> pb.UndrainInstanceResponse:  # noqa: N802
         name = validation.name("name", request.name)
         with self._plane.turn() as (cluster, now):
-            cluster.undrain(now, name)
+            cluster.operators.undrain(now, name)
         instance = self._cluster.registry.named(name)
         return pb.UndrainInstanceResponse(instance=self._instance(instance) if instance else None)
 
@@ -252,14 +252,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if sides == {"prefill": None, "decode": None}:
             raise validation.invalid("prefill", "set prefill, decode or both; an empty name unbinds the side")
         with self._plane.turn() as (cluster, now):
-            session = cluster.rebind(now, key, model, prefill=sides["prefill"], decode=sides["decode"])
+            session = cluster.operators.rebind(now, key, model, prefill=sides["prefill"], decode=sides["decode"])
         return pb.RebindSessionResponse(session=self._session(session))
 
     @_answered
     def ForgetSession(self, request: pb.ForgetSessionRequest) -> pb.ForgetSessionResponse:  # noqa: N802
         key = validation.session_key("session", request.session)
         with self._plane.turn() as (cluster, now):
-            cluster.forget(now, key)
+            cluster.operators.forget(now, key)
         return pb.ForgetSessionResponse()
 
     # Internals.
@@ -292,11 +292,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         with self._plane.turn() as (cluster, now):
             match scope:
                 case "cluster":
-                    cluster.pause_cluster(now, paused=paused)
+                    cluster.operators.pause_cluster(now, paused=paused)
                 case "model":
-                    cluster.pause_model(now, validation.name("model", request.model), paused=paused)
+                    cluster.operators.pause_model(now, validation.name("model", request.model), paused=paused)
                 case "instance":
-                    cluster.pause_instance(now, validation.name("instance", request.instance), paused=paused)
+                    cluster.operators.pause_instance(now, validation.name("instance", request.instance), paused=paused)
 
     def _pauses(self) -> pb.ShadowPauses:
         switches = self._cluster.registry.switches

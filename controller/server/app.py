@@ -34,10 +34,11 @@ from pd_shadow.api.v1 import (
     placement_pb2,
     placement_pb2_grpc,
 )
+from pd_shadow.common.address import is_loopback, split_address
 from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.grpc_options import SERVER_OPTIONS
 from pd_shadow.common.logs import get_logger
-from pd_shadow.common.tls import grpc_server_credentials, is_loopback
+from pd_shadow.common.tls import grpc_server_credentials
 from pd_shadow.common.tracing import Tracing, open_tracing
 
 TICK_SECONDS = 0.1
@@ -211,8 +212,8 @@ class Controller:
         app.router.add_get("/metrics", metrics)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        host, port = self.config.metrics_listen.rsplit(":", 1)
-        site = web.TCPSite(runner, host.strip("[]") or None, int(port))
+        host, port = split_address(self.config.metrics_listen)
+        site = web.TCPSite(runner, host or None, port)
         try:
             await site.start()
         except OSError as error:

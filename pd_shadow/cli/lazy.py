@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from pd_shadow.common.suggestion import nearest
+
 
 class LazyGroup(click.Group):
     """`lazy` maps a command's name to the module and attribute it lives in."""
@@ -16,6 +18,16 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._lazy)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click would look for what was meant among commands that are there already, and here none is.
+        name = args[0]
+        near = nearest(name, self._lazy, cutoff=0.6)
+        if near not in (None, name) and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {name!r}; did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._lazy:

@@ -8,7 +8,7 @@ from pd_shadow.cli.lazy import LazyGroup
 @click.command(
     cls=LazyGroup,
     lazy={
-        "admin": ("pd_shadow.cli.admin.commands", "admin"),
+        "admin": ("pd_shadow.cli.admin.admin", "admin"),
         "config": ("pd_shadow.cli.config", "config"),
         "serve": ("pd_shadow.cli.serve", "serve"),
         "demo": ("pd_shadow.cli.demo", "demo"),

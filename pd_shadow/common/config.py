@@ -4,7 +4,6 @@ Settings come from a file, from the environment and from the command line; the l
 PREFIX__KEY, or PREFIX__SECTION__KEY, with two underscores: what a platform makes up by itself never looks like that.
 """
 
-import difflib
 import os
 import types
 import typing
@@ -14,6 +13,8 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pd_shadow.common.suggestion import nearest
 
 
 class Config(BaseModel):
@@ -137,9 +138,10 @@ def _explain(model: type[BaseModel], problem: Any, origins: Mapping[str, str]) -
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    if near:
-        return f"unknown key; did you mean {near[0]!r}?"
+    # A key that is like no other is better told with all there are.
+    near = nearest(key, known, cutoff=0.6)
+    if near is not None:
+        return f"unknown key; did you mean {near!r}?"
     return f"unknown key; valid keys here: {', '.join(sorted(known)) or 'none'}"
 
 

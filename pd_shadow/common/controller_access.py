@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
 from pd_shadow.common.credential_files import OnStale
 from pd_shadow.common.grpc_options import CLIENT_OPTIONS
-from pd_shadow.common.tls import ChannelCredentials, ClientTls
-from pd_shadow.common.tokens import OwnToken
+from pd_shadow.common.tls import ChannelCredentials, ClientTls, ClientTlsFields
+from pd_shadow.common.tokens import EnvironmentToken, OwnToken
 
 Metadata = tuple[tuple[str, str], ...]
 
 
-class ControllerAccess:
-    """One controller's address with TLS (None: plain text) and token (None: none). Raises CredentialError.
+class AccessFields(NamedTuple):
+    """What the caller's configuration calls its credentials, for errors."""
 
-    Error messages name fields as the gateway's and the reporter's configuration do: controller_tls.ca_file and so on.
+    tls: ClientTlsFields
+    token_file: str
+    token_env: str = "token_env"
+
+
+# In the configurations of the gateway and the reporter.
+CONFIGURED = AccessFields(ClientTlsFields.of("controller_tls"), "controller_token_file")
+
+
+class ControllerAccess:
+    """One controller's address with TLS (None: plain text) and token (both None: none).
+
+    Raises CredentialError for a file and ConfigError for a variable that cannot be used, named as `fields` says.
     """
 
-    def __init__(self, address: str, tls: ClientTls | None, token_file: Path | None, *, on_stale: OnStale) -> None:
+    def __init__(
+        self,
+        address: str,
+        tls: ClientTls | None,
+        token_file: Path | None,
+        token_env: str | None = None,
+        *,
+        fields: AccessFields = CONFIGURED,
+        on_stale: OnStale,
+    ) -> None:
         self.address = address
-        self._tls = ChannelCredentials(tls, field="controller_tls", on_stale=on_stale) if tls else None
-        self._token = OwnToken(token_file, field="controller_token_file", on_stale=on_stale) if token_file else None
+        self._tls = ChannelCredentials(tls, fields=fields.tls, on_stale=on_stale) if tls else None
+        self._token: OwnToken | EnvironmentToken | None = None
+        if token_file is not None:
+            self._token = OwnToken(token_file, field=fields.token_file, on_stale=on_stale)
+        elif token_env is not None:
+            self._token = EnvironmentToken(token_env, field=fields.token_env)
         self._options: tuple[tuple[str, int | str], ...] = CLIENT_OPTIONS
         if tls and tls.server_name:
             self._options += (("grpc.ssl_target_name_override", tls.server_name),)

@@ -5,7 +5,6 @@ Servers look at their files at every handshake, clients at every new connection.
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 from typing import NamedTuple
@@ -139,12 +138,27 @@ def ssl_server_context(tls: KeyPairFiles, *, field: str, on_stale: OnStale) -> s
     return front
 
 
-class ChannelCredentials:
-    """A client's credentials; made anew when their files change."""
+class ClientTlsFields(NamedTuple):
+    """What the caller's configuration calls the files of a ClientTls, for errors."""
 
-    def __init__(self, tls: ClientTls, *, field: str, on_stale: OnStale) -> None:
-        ca = CredentialFile(f"{field}.ca_file", tls.ca_file) if tls.ca_file else None
-        pair = _Pair.of(field, tls.cert_file, tls.key_file) if tls.cert_file and tls.key_file else None
+    ca_file: str
+    cert_file: str
+    key_file: str
+
+    @classmethod
+    def of(cls, section: str) -> ClientTlsFields:
+        """The names where the configuration holds a ClientTls under `section`."""
+        return cls(*(f"{section}.{file}" for file in cls._fields))
+
+
+class ChannelCredentials:
+    """A client's credentials; made anew when their files change. Raises CredentialError at first."""
+
+    def __init__(self, tls: ClientTls, *, fields: ClientTlsFields, on_stale: OnStale) -> None:
+        ca = CredentialFile(fields.ca_file, tls.ca_file) if tls.ca_file else None
+        pair = None
+        if tls.cert_file and tls.key_file:
+            pair = _Pair(CredentialFile(fields.cert_file, tls.cert_file), CredentialFile(fields.key_file, tls.key_file))
 
         def read() -> grpc.ChannelCredentials:
             authorities = _authorities(ca) if ca else None
@@ -157,12 +171,3 @@ class ChannelCredentials:
     def current(self) -> grpc.ChannelCredentials:
         """The same object for as long as the files stay as they are."""
         return self._watched.current()
-
-
-def is_loopback(address: str) -> bool:
-    """Whether HOST:PORT is reachable from this machine alone; a host name other than localhost counts as not."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,18 +1,21 @@
-"""Bearer tokens in files: one a line, so that a new one can be valid before the old one ends."""
+"""Bearer tokens in files, one a line, so that a new one can be valid before the old one ends; or in a variable."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pd_shadow.common.config import ConfigError
 from pd_shadow.common.credential_files import CredentialFile, OnStale, Watched
 
 MAX_LINES = 10_000
 # What HTTP headers and gRPC metadata carry unchanged.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,512}")
+_RULE = "a token is 1 to 512 printable ASCII characters without blanks"
 
 
 def token_lines(file: CredentialFile) -> Iterator[tuple[int, str]]:
@@ -32,7 +35,7 @@ def token_lines(file: CredentialFile) -> Iterator[tuple[int, str]]:
 def checked(file: CredentialFile, number: int, token: str) -> str:
     """The token of a line; raises CredentialError, which never repeats it."""
     if not _TOKEN.fullmatch(token):
-        raise file.error(f"line {number}: a token is 1 to 512 printable ASCII characters without blanks")
+        raise file.error(f"line {number}: {_RULE}")
     return token
 
 
@@ -72,6 +75,20 @@ class OwnToken:
 
     def current(self) -> str:
         return self._watched.current()
+
+
+class EnvironmentToken:
+    """The token a client shows, from an environment variable of this moment; raises ConfigError without its content."""
+
+    def __init__(self, variable: str, *, field: str, environ: Mapping[str, str] = os.environ) -> None:
+        self._token = environ.get(variable, "").strip()
+        if not self._token:
+            raise ConfigError(f"{field}: ${variable} holds no token; set it to one")
+        if not _TOKEN.fullmatch(self._token):
+            raise ConfigError(f"{field}: ${variable}: {_RULE}")
+
+    def current(self) -> str:
+        return self._token
 
 
 def _tokens(file: CredentialFile) -> list[str]:

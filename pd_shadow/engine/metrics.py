@@ -8,6 +8,7 @@ from prometheus_client import start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from pd_shadow.common.address import split_address
 from pd_shadow.engine.snapshot import EngineSnapshot
 from pd_shadow.engine.steps import StepLog
 
@@ -56,10 +57,10 @@ class PluginCollector(Collector):
 
 def serve(listen: str, log: StepLog, snapshot: Callable[[], EngineSnapshot]) -> Callable[[], None]:
     """Serve the metrics at HOST:PORT from a thread of its own; returns what ends it. Raises OSError."""
-    host, _, port = listen.rpartition(":")
+    host, port = split_address(listen)
     registry = CollectorRegistry()
     registry.register(PluginCollector(log, snapshot))
-    server, thread = start_http_server(int(port), host.strip("[]") or "0.0.0.0", registry)
+    server, thread = start_http_server(port, host or "0.0.0.0", registry)
 
     def close() -> None:
         server.shutdown()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from pd_shadow.common import config
+from pd_shadow.common.address import Address, ListenAddress
 from pd_shadow.common.config import Config
 from pd_shadow.common.tls import ClientTls
 from pd_shadow.policy.approach import EngineController
@@ -46,7 +47,7 @@ class SloSettings(Config):
 class ReporterSettings(Config):
     """The controller to attach to, and what the instance is called there."""
 
-    controller: str = Field(min_length=1)
+    controller: Address
     """HOST:PORT of the controller's gRPC server."""
     controller_tls: ClientTls | None = None
     """TLS to the controller; unset for plain text."""
@@ -89,7 +90,7 @@ class PluginSettings(Config):
     """A shadow job without progress for this long is ended as it is."""
     trace_file: Path | None = None
     """One JSON line per iteration with shadow work waiting or running."""
-    metrics_listen: str | None = Field(default=None, pattern=r"^[^\s]*:\d{1,5}$")
+    metrics_listen: ListenAddress | None = None
     """HOST:PORT of the plugin's own Prometheus endpoint."""
     reporter: ReporterSettings | None = None
     """Unset: the engine is not attached to any controller."""

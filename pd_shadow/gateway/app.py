@@ -11,17 +11,18 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pd_shadow.api.v1 import common_pb2
+from pd_shadow.common.address import is_loopback, split_address
 from pd_shadow.common.controller_access import ControllerAccess
 from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.logs import get_logger
 from pd_shadow.common.reasons import label
-from pd_shadow.common.tls import is_loopback, ssl_server_context
+from pd_shadow.common.tls import ssl_server_context
 from pd_shadow.common.tracing import Tracing, open_tracing
 from pd_shadow.gateway.api_keys import ApiKeys
 from pd_shadow.gateway.call import Call, Services
 from pd_shadow.gateway.call_traces import CallTraces
 from pd_shadow.gateway.cluster import ClusterView
-from pd_shadow.gateway.config import GatewayConfig, split_address
+from pd_shadow.gateway.config import GatewayConfig
 from pd_shadow.gateway.controller_client import ControllerClient
 from pd_shadow.gateway.digest import TokenRatios
 from pd_shadow.gateway.dispatcher import Dispatcher
@@ -91,7 +92,7 @@ class Gateway:
         )
         await self._runner.setup()
         host, port = split_address(self.config.listen)
-        await web.TCPSite(self._runner, host, port, ssl_context=self._tls).start()
+        await web.TCPSite(self._runner, host or None, port, ssl_context=self._tls).start()
         bound = self._runner.addresses[0]
         scheme = "https" if self._tls else "http"
         url = f"{scheme}://[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{scheme}://{bound[0]}:{bound[1]}"

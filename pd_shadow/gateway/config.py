@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from pd_shadow.common.address import Address, ListenAddress
 from pd_shadow.common.config import Config
 from pd_shadow.common.tls import ClientTls, KeyPairFiles
 from pd_shadow.common.tracing import TracingConfig
@@ -12,20 +13,6 @@ from pd_shadow.common.tracing import TracingConfig
 ENVIRONMENT_PREFIX = "PD_SHADOW_GATEWAY"
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """("host", port) of "host:port"; IPv6 hosts are written in brackets. Raises ValueError naming the rule."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"expected HOST:PORT with a port of at most 65535, got {address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _address(address: str) -> str:
-    split_address(address)
-    return address
-
-
-Address = Annotated[str, AfterValidator(_address)]
 Seconds = Annotated[float, Field(gt=0, json_schema_extra={"unit": "seconds"})]
 Count = Annotated[int, Field(ge=1)]
 
@@ -86,7 +73,7 @@ class GatewayConfig(Config):
     """TLS to the controller; unset for plain text."""
     controller_token_file: Path | None = None
     """The token to show to the controller, the first one of this file."""
-    listen: Address = "127.0.0.1:8000"
+    listen: ListenAddress = "127.0.0.1:8000"
     """Where to serve the OpenAI API, /health, /ready and /metrics, HOST:PORT."""
     tls: KeyPairFiles | None = None
     """TLS of the OpenAI port; unset for plain text."""

@@ -1,7 +1,7 @@
 """The models of the paper's Tables 3 and 4, and its 22 simulated pairs."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -170,8 +170,7 @@ def model(name: str) -> ModelSpec:
     """The model of that full name or figure label. Raises ValueError with the nearest valid one."""
     found = _BY_ANY_NAME.get(name)
     if found is None:
-        nearest = difflib.get_close_matches(name, _BY_ANY_NAME, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown model {name!r}; did you mean {nearest!r}? Valid: {', '.join(MODELS)}")
+        raise ValueError(_unknown("model", name, _BY_ANY_NAME, MODELS))
     return found
 
 
@@ -241,10 +240,14 @@ PAIRS: tuple[ModelPair, ...] = tuple(
 def pair(trace: Trace | str, label: str) -> ModelPair:
     """The pair of that trace and figure label. Raises ValueError with the nearest valid one."""
     if trace not in list(Trace):
-        nearest = difflib.get_close_matches(trace, list(Trace), n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown trace {trace!r}; did you mean {str(nearest)!r}? Valid: {', '.join(Trace)}")
+        raise ValueError(_unknown("trace", trace, list(Trace), list(Trace)))
     of_trace = {one.label: one for one in PAIRS if one.trace == trace}
     if label not in of_trace:
-        nearest = difflib.get_close_matches(label, of_trace, n=1, cutoff=0.0)[0]
-        raise ValueError(f"{trace}: unknown pair {label!r}; did you mean {nearest!r}? Valid: {', '.join(of_trace)}")
+        raise ValueError(f"{trace}: {_unknown('pair', label, of_trace, of_trace)}")
     return of_trace[label]
+
+
+def _unknown(what: str, name: str, known: Iterable[str], valid: Iterable[str]) -> str:
+    """With the nearest of all `known` names; `valid` are the ones worth listing."""
+    nearest = difflib.get_close_matches(name, [str(one) for one in known], n=1, cutoff=0.0)[0]
+    return f"unknown {what} {name!r}; did you mean {nearest!r}? Valid: {', '.join(valid)}"

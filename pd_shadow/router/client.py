@@ -18,10 +18,10 @@ import grpc
 from pd_shadow.api.v1 import common_pb2
 from pd_shadow.api.v1 import placement_pb2 as pb
 from pd_shadow.api.v1.placement_pb2_grpc import PlacementServiceStub
-from pd_shadow.common.controller_access import ControllerAccess
+from pd_shadow.common.controller_access import AccessFields, ControllerAccess
 from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.logs import get_logger
-from pd_shadow.common.tls import ClientTls
+from pd_shadow.common.tls import ClientTls, ClientTlsFields
 from pd_shadow.router.warmth import NEW, UNKNOWN, ModelWarmth, SessionWarmth
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ AWAY_SECONDS = 1.0
 
 log = get_logger("router.client")
 
+# The clients' own parameters.
+_FIELDS = AccessFields(ClientTlsFields.of("tls"), "token_file")
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -50,7 +52,7 @@ class _Asker:
     ) -> None:
         if not deadline_seconds > 0:
             raise ValueError(f"deadline_seconds: {deadline_seconds} must be greater than 0")
-        self.access = ControllerAccess(controller, tls, token_file, on_stale=_stale)
+        self.access = ControllerAccess(controller, tls, token_file, fields=_FIELDS, on_stale=_stale)
         self.deadline_seconds = deadline_seconds
         self.closed = False
         self._clock = clock

@@ -1,8 +1,7 @@
 """What a run is asked: its normal traffic and routed sessions, from the names in its configuration."""
 
-import difflib
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from pd_shadow.common.suggestion import unknown
 from pd_shadow.perf.models import Trace, model
 from pd_shadow.perf.prices import price_of
 from pd_shadow.sim.config import RunConfig
@@ -176,9 +176,5 @@ def _by_price(config: RunConfig) -> list[int]:
 
 def _named(key: str, name: str, among: Mapping[str, T]) -> T:
     if name not in among:
-        raise ValueError(f"{key}: unknown {name!r}; did you mean {_nearest(name, among)!r}? Valid: {', '.join(among)}")
+        raise ValueError(f"{key}: {unknown('', name, among)}")
     return among[name]
-
-
-def _nearest(name: str, among: Collection[str]) -> str:
-    return difflib.get_close_matches(name, among, n=1, cutoff=0.0)[0]

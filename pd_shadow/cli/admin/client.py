@@ -13,11 +13,13 @@ from google.protobuf.message import Message
 from pd_shadow.api.v1 import admin_pb2 as pb
 from pd_shadow.api.v1 import admin_pb2_grpc
 from pd_shadow.cli.admin.contexts import Context
-from pd_shadow.common.config import ConfigError
-from pd_shadow.common.grpc_options import CLIENT_OPTIONS
+from pd_shadow.common.controller_access import AccessFields, ControllerAccess
+from pd_shadow.common.tls import ClientTls, ClientTlsFields
 
 # Of one page; the server allows no more.
 PAGE = 1000
+# What a context calls its credentials.
+FIELDS = AccessFields(ClientTlsFields("ca", "cert", "key"), "token_file", "token_env")
 
 
 class AnswerError(Exception):
@@ -28,15 +30,19 @@ class Client:
     """Calls RPCs by name, with a deadline, the context's credentials, and errors for people."""
 
     def __init__(self, context: Context, timeout: float) -> None:
-        """Raises ConfigError for a credential that cannot be read."""
+        """Raises ConfigError for a credential that cannot be used."""
         self.address = context.address
         self._timeout = timeout
-        self._metadata = _authorization(context)
-        credentials = _credentials(context)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(context.address, options=CLIENT_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(context.address, credentials, options=CLIENT_OPTIONS)
+        # Where files go bad during a watch, what was read before goes on; the controller says when it no longer counts.
+        self._access = ControllerAccess(
+            context.address,
+            _tls(context),
+            _at(context.token_file),
+            context.token_env,
+            fields=FIELDS,
+            on_stale=lambda _: None,
+        )
+        self._channel = self._access.channel()
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> Client:
@@ -48,13 +54,13 @@ class Client:
     def call(self, rpc: str, request: Message) -> Any:
         """The answer; raises AnswerError."""
         try:
-            return getattr(self._stub, rpc)(request, timeout=self._timeout, metadata=self._metadata)
+            return getattr(self._stub, rpc)(request, timeout=self._timeout, metadata=self._access.metadata())
         except grpc.RpcError as error:
             raise self._explained(error) from error
 
     def stream(self, rpc: str, request: Message) -> Iterator[Any]:
         """Answers as they come; raises AnswerError. Closing the iterator cancels the stream."""
-        call = getattr(self._stub, rpc)(request, metadata=self._metadata)
+        call = getattr(self._stub, rpc)(request, metadata=self._access.metadata())
         try:
             yield from call
         except grpc.RpcError as error:
@@ -105,32 +111,12 @@ def model_names(client: Client) -> list[str]:
     return [model.name for model in models]
 
 
-def _credentials(context: Context) -> grpc.ChannelCredentials | None:
+def _tls(context: Context) -> ClientTls | None:
     if context.ca is None:
         return None
-    return grpc.ssl_channel_credentials(
-        _bytes("ca", context.ca),
-        _bytes("key", context.key) if context.key else None,
-        _bytes("cert", context.cert) if context.cert else None,
-    )
+    return ClientTls(ca_file=_at(context.ca), cert_file=_at(context.cert), key_file=_at(context.key))
 
 
-def _authorization(context: Context) -> tuple[tuple[str, str], ...]:
-    if context.token_file is not None:
-        token = _bytes("token_file", context.token_file).decode("ascii", "replace").strip()
-        where = f"token_file: {context.token_file}"
-    elif context.token_env is not None:
-        token = os.environ.get(context.token_env, "").strip()
-        where = f"token_env: ${context.token_env}"
-    else:
-        return ()
-    if not token or not token.isascii() or not token.isprintable():
-        raise ConfigError(f"{where} holds no token")
-    return (("authorization", f"Bearer {token}"),)
-
-
-def _bytes(field: str, path: Path) -> bytes:
-    try:
-        return path.expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{field}: {path}: {os.strerror(error.errno or 0)}") from error
+def _at(path: Path | None) -> Path | None:
+    """Contexts are written by hand too: a ~ is the home folder. One that names nobody stays, and is no file then."""
+    return Path(os.path.expanduser(path)) if path is not None else None

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from pd_shadow.common.address import Address, is_loopback
 from pd_shadow.common.config import Config, ConfigError, load, parse
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
@@ -21,17 +22,10 @@ FILE_VARIABLE = "PD_SHADOW_CONTEXTS"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
-def _address(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65_535:
-        raise ValueError(f"expected HOST:PORT, such as {DEFAULT_ADDRESS}")
-    return value
-
-
 class Context(Config):
     """One controller."""
 
-    address: Annotated[str, AfterValidator(_address)] = DEFAULT_ADDRESS
+    address: Address = DEFAULT_ADDRESS
     """The controller's gRPC address."""
     ca: Path | None = None
     """PEM file with the authority that signed the controller's certificate; unset for a connection without TLS."""
@@ -52,9 +46,8 @@ class Context(Config):
             raise ValueError("cert: needs ca, since without TLS nobody asks for it")
         if self.token_file is not None and self.token_env is not None:
             raise ValueError("token_file and token_env: set one of them")
-        host = self.address.rpartition(":")[0].strip("[]")
         has_token = self.token_file is not None or self.token_env is not None
-        if has_token and self.ca is None and host not in ("localhost", "127.0.0.1", "::1"):
+        if has_token and self.ca is None and not is_loopback(self.address):
             raise ValueError("ca: a token goes over TLS only, except to this machine itself")
         return self
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from pd_shadow.common.address import Address
 from pd_shadow.common.config import Config
 from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role
 from pd_shadow.perf import gpus, models
@@ -38,7 +39,6 @@ def nixl_installed() -> bool:
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-HostPort = Annotated[str, Field(pattern=r"^[^\s/]+:\d{1,5}$")]
 
 
 def _model(name: str) -> str:
@@ -196,7 +196,7 @@ class EmulatedGroup(EmulatedEngine):
 class EmulatedEngines(Config):
     """Engines of one process."""
 
-    controller: HostPort | None = None
+    controller: Address | None = None
     """HOST:PORT of the controller to attach to; unset: to none."""
     hardware: str = Field(default="", max_length=128)
     """Engines of the same value share an accelerator: shadow work of one waits for all. Empty: each has its own."""

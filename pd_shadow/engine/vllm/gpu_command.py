@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from pd_shadow.common.address import Address
 from pd_shadow.common.config import Config, ConfigError
 from pd_shadow.common.tls import ClientTls
 from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role
@@ -61,7 +62,7 @@ class GpuEngineCommand(Config):
     """What the instance is called at the controller: the pod's name."""
     address: str | None = Field(default=None, min_length=1)
     """IP address or host name others reach this engine at: the pod's address."""
-    controller: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
+    controller: Address | None = None
     """HOST:PORT of the controller the plugin attaches to; unset: the engine is found by discovery only."""
     controller_tls: ClientTls | None = None
     """Unset: plain text."""

@@ -1,9 +1,9 @@
 """Every figure by its name."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from pd_shadow.common.suggestion import unknown
 from pd_shadow.sim.figures.accuracy import figure_7
 from pd_shadow.sim.figures.approaches import figure_4, figure_5, figure_6, figure_8a
 from pd_shadow.sim.figures.assumptions import assumptions
@@ -39,6 +39,5 @@ FIGURES: Mapping[str, Callable[[Scale], Figure]] = {
 def figure_named(name: str, scale: Scale) -> Figure:
     """Raises ValueError with the nearest name."""
     if name not in FIGURES:
-        nearest = difflib.get_close_matches(name, FIGURES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown figure {name!r}; did you mean {nearest!r}? Valid: {', '.join(sorted(FIGURES))}")
+        raise ValueError(unknown("figure", name, sorted(FIGURES)))
     return FIGURES[name](scale)

@@ -150,9 +150,12 @@ class Simulation:
             if not (node.up if isinstance(node, Controller) else node.alive):
                 node.start()
         for controller in self.controllers:
-            operate(controller, lambda c, now: c.set_shadow_policy(now, c.shadow_policy.changed(approach="predictive")))
+            operate(
+                controller,
+                lambda c, now: c.operators.set_shadow_policy(now, c.shadow_policy.changed(approach="predictive")),
+            )
             for name in self.engines:
-                operate(controller, lambda c, now, name=name: c.undrain(now, name))  # type: ignore[misc]
+                operate(controller, lambda c, now, name=name: c.operators.undrain(now, name))  # type: ignore[misc]
 
     def _serves(self) -> None:
         """Every session is served on every model, by every gateway in turn."""
@@ -173,7 +176,10 @@ class Simulation:
         """Once every deadline is past nothing is in flight, and once every session expired nothing is remembered."""
         for controller in self.controllers:
             # Shadow work is never done while contexts are evicted; without it, what runs must end.
-            operate(controller, lambda c, now: c.set_shadow_policy(now, c.shadow_policy.changed(approach="no-shadow")))
+            operate(
+                controller,
+                lambda c, now: c.operators.set_shadow_policy(now, c.shadow_policy.changed(approach="no-shadow")),
+            )
         self.clock.run(self.clock.now + MAX_CALL_SECONDS + 2 * LOOK_SECONDS)
         for controller in self.controllers:
             controller.check()
@@ -337,8 +343,8 @@ def drain(simulation: Simulation) -> None:
     name = simulation.random.choice(list(simulation.engines))
     controller = simulation.leader
     simulation.say(f"{name} drains")
-    operate(controller, lambda cluster, now: cluster.drain(now, name))
-    _later(simulation, lambda: operate(controller, lambda cluster, now: cluster.undrain(now, name)))
+    operate(controller, lambda cluster, now: cluster.operators.drain(now, name))
+    _later(simulation, lambda: operate(controller, lambda cluster, now: cluster.operators.undrain(now, name)))
 
 
 def change_policy(simulation: Simulation) -> None:
@@ -346,7 +352,7 @@ def change_policy(simulation: Simulation) -> None:
     simulation.say(f"the policy is {approach}")
     operate(
         simulation.leader,
-        lambda cluster, now: cluster.set_shadow_policy(now, cluster.shadow_policy.changed(approach=approach)),
+        lambda cluster, now: cluster.operators.set_shadow_policy(now, cluster.shadow_policy.changed(approach=approach)),
     )
 
 

@@ -478,7 +478,7 @@ def test_settings_reach_the_engines_of_a_role_now_and_when_they_attach() -> None
     w.told.clear()
     w.cluster.limit_engines(w.now, pb.ROLE_PREFILL, Limits(controller="off", beta=0.25))
     w.cluster.limit_engines(w.now, pb.ROLE_PREFILL, Limits(controller="harvest"))
-    w.cluster.pause_cluster(w.now, paused=True)
+    w.cluster.operators.pause_cluster(w.now, paused=True)
     w.pump()
     a, b = (w.instance(name).ref for name in ("a-p0", "b-p0"))
     limits = [told for told in w.told if isinstance(told, LimitEngine)]
@@ -513,7 +513,7 @@ def test_engines_follow_the_approach_in_force(change: dict[str, Any], on_p: str,
         return {name: controller for name, controller in given.items() if controller is not None}
 
     assert controllers() == {"a-p0": "prefill-window", "c-c0": "harvest-slo"}
-    w.cluster.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(**change))
+    w.cluster.operators.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(**change))
     w.pump()
     assert controllers() == {"a-p0": on_p, "c-c0": on_colocated}
     w.attach("c-c1")
@@ -525,7 +525,7 @@ def test_every_engine_follows_the_order_in_which_the_approach_gives_up_memory() 
     w = world(plugin=True)
     w.pump()
     w.told.clear()
-    w.cluster.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(approach="warm-first"))
+    w.cluster.operators.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(approach="warm-first"))
     w.pump()
     given = {t.instance.name: t.limits.stale_seconds for t in w.told if isinstance(t, LimitEngine)}
     assert given == dict.fromkeys(w.streams, STALE_SECONDS)
@@ -533,17 +533,17 @@ def test_every_engine_follows_the_order_in_which_the_approach_gives_up_memory() 
 
 def test_paused_engines_get_no_legs_until_they_go_on() -> None:
     w = world(plugin=True)
-    w.cluster.pause_cluster(w.now, paused=True)
+    w.cluster.operators.pause_cluster(w.now, paused=True)
     wanted(w, 4096)
     assert w.pump() == []
     assert job_reason(w) == "paused"
-    w.cluster.pause_cluster(w.now, paused=False)
+    w.cluster.operators.pause_cluster(w.now, paused=False)
     assert len(w.pump()) == 1
 
 
 def test_a_stock_engine_is_told_nothing() -> None:
     w = world()
-    w.cluster.pause_cluster(w.now, paused=True)
+    w.cluster.operators.pause_cluster(w.now, paused=True)
     w.cluster.limit_engines(w.now, pb.ROLE_PREFILL, Limits(controller="off"))
     w.pump()
     assert w.told == []

@@ -236,13 +236,13 @@ class ClusterHistory(RuleBasedStateMachine):
 
     @rule(change=st.sampled_from([{"approach": "eager"}, {"approach": "no-shadow"}, {"approach": "harvest-slo"}]))
     def set_policy(self, change: dict[str, str]) -> None:
-        self.w.cluster.set_shadow_policy(self.w.now, self.w.cluster.shadow_policy.changed(**change))
+        self.w.cluster.operators.set_shadow_policy(self.w.now, self.w.cluster.shadow_policy.changed(**change))
         self._started()
 
     @rule(name=names, draining=st.booleans())
     def drain(self, name: str, draining: bool) -> None:
         calls = dict(self.w.cluster.calls)
-        (self.w.cluster.drain if draining else self.w.cluster.undrain)(self.w.now, name)
+        (self.w.cluster.operators.drain if draining else self.w.cluster.operators.undrain)(self.w.now, name)
         self._started()
         instance = self.w.instance(name)
         assert self.w.cluster.calls == calls
@@ -262,11 +262,11 @@ class ClusterHistory(RuleBasedStateMachine):
         cluster = self.w.cluster
         match scope:
             case "cluster":
-                cluster.pause_cluster(self.w.now, paused=paused)
+                cluster.operators.pause_cluster(self.w.now, paused=paused)
             case "model":
-                cluster.pause_model(self.w.now, self.w.instance(name).model, paused=paused)
+                cluster.operators.pause_model(self.w.now, self.w.instance(name).model, paused=paused)
             case _:
-                cluster.pause_instance(self.w.now, name, paused=paused)
+                cluster.operators.pause_instance(self.w.now, name, paused=paused)
         self._started()
         assert not paused or self.w.instance(name).paused
 
@@ -277,7 +277,7 @@ class ClusterHistory(RuleBasedStateMachine):
             return
         side = "decode" if instance.role == pb.ROLE_DECODE else "prefill"
         sides: dict[str, str | None] = {"prefill": None, "decode": None, side: "" if unbind else name}
-        session = self.w.cluster.rebind(self.w.now, key, instance.model, **sides)
+        session = self.w.cluster.operators.rebind(self.w.now, key, instance.model, **sides)
         bound = getattr(session.binding(instance.model), side)
         # Unbound, a leg that starts at once does not bind it yet.
         assert bound == (None if unbind else instance.ref)
@@ -287,7 +287,7 @@ class ClusterHistory(RuleBasedStateMachine):
     def forget(self, key: SessionKey) -> None:
         if self.w.cluster.sessions.get(key) is not None:
             calls = set(self.w.cluster.calls)
-            self.w.cluster.forget(self.w.now, key)
+            self.w.cluster.operators.forget(self.w.now, key)
             self._started()
             assert set(self.w.cluster.calls) == calls
             assert self.w.cluster.sessions.get(key) is None

@@ -18,7 +18,7 @@ SPLIT = (("a-p0", "a-p1"), ("a-d0", "a-d1"))
 
 def bound(w: World, model: str = "a") -> tuple[str, str]:
     """Names of the session's P and D."""
-    binding = w.cluster.known_session(SESSION).bindings[model]
+    binding = w.cluster.sessions.known(SESSION).bindings[model]
     return (binding.prefill.name if binding.prefill else "", binding.decode.name if binding.decode else "")
 
 
@@ -43,7 +43,7 @@ def test_a_drained_instance_gets_nothing_new_and_the_session_moves_with_its_next
     prefill, decode = bound(w)
     running = w.begin("a", 1200)
     for name in (prefill, decode):
-        w.cluster.drain(w.now, name)
+        w.cluster.operators.drain(w.now, name)
         assert w.instance(name).shown_state == pb.INSTANCE_STATE_DRAINING
     # A call that runs ends normally, and the session stays until its next call.
     w.transfer(running)
@@ -68,7 +68,7 @@ def test_a_late_call_on_a_drained_instance_does_not_pull_the_session_back() -> N
     w.transfer(late)
     assert late.call.prefill is not None
     left = late.call.prefill.instance.name
-    w.cluster.drain(w.now, left)
+    w.cluster.operators.drain(w.now, left)
     w.call("a", 1200)
     moved = bound(w)
     assert moved[0] == other(left)
@@ -79,7 +79,7 @@ def test_a_late_call_on_a_drained_instance_does_not_pull_the_session_back() -> N
 
 def test_a_drain_is_about_the_name_and_outlives_a_restart() -> None:
     w = world(replicas=2)
-    w.cluster.drain(w.now, "a-p0")
+    w.cluster.operators.drain(w.now, "a-p0")
     w.healthy("a-p0", "2")
     assert w.instance("a-p0").shown_state == pb.INSTANCE_STATE_DRAINING
     w.attach("a-p0", "3")
@@ -89,21 +89,21 @@ def test_a_drain_is_about_the_name_and_outlives_a_restart() -> None:
         for _ in range(4)
     )
     w.cluster.miss(w.now, "a-p1", refused=True)
-    w.cluster.undrain(w.now, "a-p0")
+    w.cluster.operators.undrain(w.now, "a-p0")
     assert w.instance("a-p0").ready
     # What is drained and unhealthy shows its health.
-    w.cluster.drain(w.now, "a-p1")
+    w.cluster.operators.drain(w.now, "a-p1")
     assert w.instance("a-p1").shown_state == pb.INSTANCE_STATE_SUSPECT
 
 
 def test_a_life_that_ends_drains_whatever_operators_say_and_the_next_life_does_not() -> None:
     w = world(replicas=2)
     w.cluster.mark_leaving(w.now, "a-p0", leaving=True)
-    w.cluster.undrain(w.now, "a-p0")
+    w.cluster.operators.undrain(w.now, "a-p0")
     assert w.instance("a-p0").shown_state == pb.INSTANCE_STATE_DRAINING
     w.healthy("a-p0", "2")
     assert w.instance("a-p0").ready
-    w.cluster.drain(w.now, "a-p0")
+    w.cluster.operators.drain(w.now, "a-p0")
     w.cluster.mark_leaving(w.now, "a-p0", leaving=False)
     assert not w.instance("a-p0").ready
     states = [reason for subject, reason in events(w, admin.EVENT_KIND_INSTANCE_STATE) if subject == "a-p0"]
@@ -113,20 +113,20 @@ def test_a_life_that_ends_drains_whatever_operators_say_and_the_next_life_does_n
 def test_where_everything_that_generates_drains_a_call_is_refused_and_keeps_its_warmth() -> None:
     w = world()
     w.call("a", 1000)
-    w.cluster.drain(w.now, "a-d0")
+    w.cluster.operators.drain(w.now, "a-d0")
     with refused(pb.REJECTION_REASON_ALL_DRAINING, "that is up drains: a-d0"):
         w.begin("a", 1200)
     assert bound(w) == ("a-p0", "a-d0")
-    w.cluster.undrain(w.now, "a-d0")
+    w.cluster.operators.undrain(w.now, "a-d0")
     assert w.begin("a", 1200).call.expected_warm_tokens == 896
     # Where every P drains, D computes the prompt, as it does when no P is there.
-    w.cluster.drain(w.now, "a-p0")
+    w.cluster.operators.drain(w.now, "a-p0")
     assert w.begin("a", 1200).call.prefill is None
 
 
 def test_a_colocated_model_whose_instances_all_drain_refuses_calls() -> None:
     w = world(colocated=("a",))
-    w.cluster.drain(w.now, "a-c0")
+    w.cluster.operators.drain(w.now, "a-c0")
     with refused(pb.REJECTION_REASON_ALL_DRAINING):
         w.begin("a")
     w.cluster.miss(w.now, "a-c0", refused=True)
@@ -157,7 +157,7 @@ def test_shadow_legs_on_a_drained_instance_are_cancelled_and_start_again_elsewhe
     assert job is not None
     assert job.decode is not None
     drained = job.prefill if side == "p" else job.decode
-    w.cluster.drain(w.now, drained.name)
+    w.cluster.operators.drain(w.now, drained.name)
     assert w.pump() == []
     assert w.cancelled == {leg.leg_id: pb.SHADOW_REASON_INSTANCE_DRAINING}
     assert job_reason(w) == "instance_draining"
@@ -176,7 +176,7 @@ def test_shadow_tokens_on_a_drained_instance_are_wasted_when_the_session_leaves(
     w = world(replicas=2)
     w.finish(_leg_on(w, pb.LEG_KIND_PREFILL))
     prefill = bound(w, "b")[0]
-    w.cluster.drain(w.now, prefill)
+    w.cluster.operators.drain(w.now, prefill)
     ledger = w.cluster.shadow_ledger
     assert (ledger.resident, ledger.wasted) == (4096, 0)
     # A router is told the truth at once: a switch would go elsewhere, and find nothing.
@@ -187,15 +187,15 @@ def test_shadow_tokens_on_a_drained_instance_are_wasted_when_the_session_leaves(
 
 def test_unknown_names_are_refused_with_the_nearest_known_one() -> None:
     w = world()
-    for act in (w.cluster.drain, w.cluster.undrain):
+    for act in (w.cluster.operators.drain, w.cluster.operators.undrain):
         with refused(pb.REJECTION_REASON_UNKNOWN_INSTANCE, "did you mean 'a-p0'"):
             act(w.now, "a-p")
     with refused(pb.REJECTION_REASON_UNKNOWN_MODEL, "no model 'ab'; did you mean"):
-        w.cluster.pause_model(w.now, "ab", paused=True)
+        w.cluster.operators.pause_model(w.now, "ab", paused=True)
     with refused(pb.REJECTION_REASON_UNKNOWN_INSTANCE, "did you mean 'b-d0'"):
-        w.cluster.pause_instance(w.now, "b-d00", paused=True)
+        w.cluster.operators.pause_instance(w.now, "b-d00", paused=True)
     with refused(pb.REJECTION_REASON_UNKNOWN_SESSION):
-        w.cluster.forget(w.now, SessionKey("", "nobody"))
+        w.cluster.operators.forget(w.now, SessionKey("", "nobody"))
 
 
 # Pause.
@@ -208,11 +208,11 @@ def test_a_pause_takes_prefill_legs_back_and_lasts_until_that_scope_is_resumed(s
     def pause(paused: bool) -> None:
         match scope:
             case "cluster":
-                w.cluster.pause_cluster(w.now, paused=paused)
+                w.cluster.operators.pause_cluster(w.now, paused=paused)
             case "model":
-                w.cluster.pause_model(w.now, "b", paused=paused)
+                w.cluster.operators.pause_model(w.now, "b", paused=paused)
             case _:
-                w.cluster.pause_instance(w.now, "b-p0", paused=paused)
+                w.cluster.operators.pause_instance(w.now, "b-p0", paused=paused)
 
     leg = _leg_on(w, pb.LEG_KIND_PREFILL)
     pause(True)
@@ -236,12 +236,12 @@ def test_a_pause_takes_prefill_legs_back_and_lasts_until_that_scope_is_resumed(s
 
 def test_pausing_d_shuts_its_link_and_leaves_p_to_its_work() -> None:
     w = world()
-    w.cluster.pause_instance(w.now, "b-d0", paused=True)
+    w.cluster.operators.pause_instance(w.now, "b-d0", paused=True)
     leg = _leg_on(w, pb.LEG_KIND_PREFILL)
     assert w.finish(leg) == []
     assert job_reason(w) == "paused"
     assert w.instance("b-d0").gate.state.value == "paused"
-    w.cluster.pause_instance(w.now, "b-d0", paused=False)
+    w.cluster.operators.pause_instance(w.now, "b-d0", paused=False)
     (push,) = w.pump()
     assert push.kind == pb.LEG_KIND_EXPORT
 
@@ -249,7 +249,7 @@ def test_pausing_d_shuts_its_link_and_leaves_p_to_its_work() -> None:
 def test_an_export_that_a_pause_meets_is_still_fetched() -> None:
     w = world()
     export = _leg_on(w, pb.LEG_KIND_EXPORT)
-    w.cluster.pause_cluster(w.now, paused=True)
+    w.cluster.operators.pause_cluster(w.now, paused=True)
     (fetch,) = w.finish(export)
     assert fetch.kind == pb.LEG_KIND_FETCH
     assert w.finish(fetch) == []
@@ -260,9 +260,9 @@ def test_scopes_overlap_and_engines_are_told_only_of_changes() -> None:
     w = world(plugin=True)
     w.pump()
     w.told.clear()
-    w.cluster.pause_instance(w.now, "b-p0", paused=True)
-    w.cluster.pause_model(w.now, "b", paused=True)
-    w.cluster.pause_instance(w.now, "b-p0", paused=False)
+    w.cluster.operators.pause_instance(w.now, "b-p0", paused=True)
+    w.cluster.operators.pause_model(w.now, "b", paused=True)
+    w.cluster.operators.pause_instance(w.now, "b-p0", paused=False)
     w.pump()
     assert [(told.instance.name, told.paused) for told in w.told if isinstance(told, PauseEngine)] == [
         ("b-p0", True),
@@ -277,7 +277,7 @@ def test_a_rebound_session_goes_where_the_operator_said_even_if_cold() -> None:
     w = world(replicas=2)
     w.call("a", 8000)
     prefill, decode = bound(w)
-    w.cluster.rebind(w.now, SESSION, "a", prefill=other(prefill), decode=other(decode))
+    w.cluster.operators.rebind(w.now, SESSION, "a", prefill=other(prefill), decode=other(decode))
     begun = w.begin("a", 8200)
     assert begun.call.prefill is not None
     for placed, left in ((begun.call.prefill, prefill), (begun.call.decode, decode)):
@@ -294,7 +294,7 @@ def test_a_call_in_flight_does_not_undo_a_rebind_but_a_lost_instance_does() -> N
     running = w.begin("a", 1000)
     w.transfer(running)
     prefill = bound(w)[0]
-    w.cluster.rebind(w.now, SESSION, "a", prefill=other(prefill), decode=None)
+    w.cluster.operators.rebind(w.now, SESSION, "a", prefill=other(prefill), decode=None)
     w.decode(running)
     w.end(running, 1000)
     assert bound(w)[0] == other(prefill)
@@ -306,7 +306,7 @@ def test_a_call_in_flight_does_not_undo_a_rebind_but_a_lost_instance_does() -> N
 def test_an_unbound_side_is_placed_afresh() -> None:
     w = world()
     w.call("a", 1000)
-    w.cluster.rebind(w.now, SESSION, "a", prefill="", decode=None)
+    w.cluster.operators.rebind(w.now, SESSION, "a", prefill="", decode=None)
     assert bound(w) == ("", "a-d0")
     begun = w.begin("a", 1200)
     assert begun.call.prefill == (w.instance("a-p0"), pb.PLACEMENT_REASON_REBOUND)
@@ -316,7 +316,7 @@ def test_a_rebind_ends_the_shadow_leg_in_flight_and_its_job_follows() -> None:
     w = world(replicas=2)
     leg = _leg_on(w, pb.LEG_KIND_PREFILL)
     target = other(leg.instance.name)
-    w.cluster.rebind(w.now, SESSION, "b", prefill=target, decode=None)
+    w.cluster.operators.rebind(w.now, SESSION, "b", prefill=target, decode=None)
     (again,) = w.pump()
     assert w.cancelled == {leg.leg_id: pb.SHADOW_REASON_REBOUND}
     assert (again.instance.name, again.upto_tokens) == (target, 4096)
@@ -336,10 +336,10 @@ def test_a_rebind_that_cannot_be_changes_nothing(
 ) -> None:
     w = world(replicas=2)
     w.call("a", 1000)
-    w.cluster.drain(w.now, "a-p1")
+    w.cluster.operators.drain(w.now, "a-p1")
     before = bound(w)
     with refused(reason, message):
-        w.cluster.rebind(w.now, SESSION, "a", prefill=prefill, decode=decode)
+        w.cluster.operators.rebind(w.now, SESSION, "a", prefill=prefill, decode=decode)
     assert bound(w) == before
 
 
@@ -350,7 +350,7 @@ def test_a_forgotten_session_is_gone_while_its_call_goes_on() -> None:
     w = world()
     leg = _leg_on(w, pb.LEG_KIND_PREFILL)
     (call,) = w.cluster.calls.values()
-    w.cluster.forget(w.now, SESSION)
+    w.cluster.operators.forget(w.now, SESSION)
     w.pump()
     assert w.cancelled == {leg.leg_id: pb.SHADOW_REASON_FORGOTTEN}
     assert w.dropped == [SESSION]
@@ -359,7 +359,7 @@ def test_a_forgotten_session_is_gone_while_its_call_goes_on() -> None:
     again = w.begin("a", 1000)
     w.cluster.progress(w.now, call.call_id, placement_pb2.CALL_PHASE_TRANSFER)
     w.cluster.tick(w.now)
-    assert w.cluster.known_session(SESSION).calls_in_flight == 1
+    assert w.cluster.sessions.known(SESSION).calls_in_flight == 1
     w.end(again, 1000)
     assert call.call_id in w.cluster.calls
     assert call.gateway_id == GATEWAY

@@ -20,7 +20,7 @@ def configured(**shadow: object) -> ShadowPolicy:
 
 
 def set_policy(w: World, **change: object) -> None:
-    w.cluster.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(**change))  # type: ignore[arg-type]
+    w.cluster.operators.set_shadow_policy(w.now, w.cluster.shadow_policy.changed(**change))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ async def test_no_call_fails_while_instances_are_drained_and_undrained(
             assert statuses == [200] * 48
             with controller.plane.turn() as (cluster, now):
                 for name in ("c-p0", "c-d0"):
-                    cluster.drain(now, name)
+                    cluster.operators.drain(now, name)
             served = {name: len(engines[name].calls()) for name in ("c-p0", "c-d0")}
             await asyncio.gather(*(talk(f"s{index}") for index in range(4)))
             assert statuses == [200] * 96

@@ -510,7 +510,7 @@ async def test_directives_go_down_the_stream(controller: Controller, channel: gr
     stream = await attach(channel)
     with controller.plane.turn() as (cluster, now):
         cluster.limit_engines(now, common_pb2.ROLE_DECODE, Limits(cap_share=0.0, minimum_tokens=64))
-        cluster.pause_cluster(now, paused=True)
+        cluster.operators.pause_cluster(now, paused=True)
     limits = (await stream.read()).set_limits
     assert {field.name: value for field, value in limits.ListFields()} == {"cap_share": 0.0, "minimum_tokens": 64}
     assert (await stream.read()).HasField("pause_shadow")
@@ -611,7 +611,7 @@ async def test_an_engine_too_far_behind_is_cut_off_once_it_has_read_what_waits(c
     attachment = controller.plane.attach(named_, facts(), [])
     with controller.plane.turn() as (cluster, now):
         for turn in range(QUEUE_LIMIT + 1):
-            cluster.pause_cluster(now, paused=turn % 2 == 0)
+            cluster.operators.pause_cluster(now, paused=turn % 2 == 0)
     assert not attachment.offer(engine_pb2.AttachResponse())
     assert len([message async for message in attachment.messages()]) == QUEUE_LIMIT
 
@@ -638,8 +638,8 @@ async def test_metrics_are_served_and_carry_reasons(controller: Controller, chan
     secret = common_pb2.SessionKey(session_id="in-no-label")
     await placement_pb2_grpc.PlacementServiceStub(channel).BeginCall(begin(session=secret))
     with controller.plane.turn() as (cluster, now):
-        cluster.drain(now, "b-d0")
-        cluster.pause_model(now, "b", paused=True)
+        cluster.operators.drain(now, "b-d0")
+        cluster.operators.pause_model(now, "b", paused=True)
     async with (
         aiohttp.ClientSession() as http,
         http.get(f"http://127.0.0.1:{controller.metrics_port}/metrics") as response,

@@ -15,10 +15,10 @@ from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.tls import (
     ChannelCredentials,
     ClientTls,
+    ClientTlsFields,
     KeyPairFiles,
     ServerTls,
     grpc_server_credentials,
-    is_loopback,
     ssl_server_context,
 )
 from tests.credentials import Pair, der, issue, shown, trust, write
@@ -46,7 +46,8 @@ def http_server(pair: Pair, ca_file: Path) -> object:
 
 
 def client(pair: Pair, ca_file: Path) -> object:
-    return ChannelCredentials(ClientTls(ca_file=ca_file, **pair._asdict()), field="tls", on_stale=nothing)
+    tls = ClientTls(ca_file=ca_file, **pair._asdict())
+    return ChannelCredentials(tls, fields=ClientTlsFields.of("tls"), on_stale=nothing)
 
 
 PAIR_FAULTS = {
@@ -98,7 +99,7 @@ def test_client_credentials_change_with_their_files_only(tmp_path: Path) -> None
     ca = trustme.CA()
     stale: list[CredentialError] = []
     tls = ClientTls(ca_file=trust(tmp_path, ca), **issue(ca, tmp_path, "client")._asdict())
-    credentials = ChannelCredentials(tls, field="controller_tls", on_stale=stale.append)
+    credentials = ChannelCredentials(tls, fields=ClientTlsFields.of("controller_tls"), on_stale=stale.append)
     first = credentials.current()
     assert credentials.current() is first
     trust(tmp_path, ca, trustme.CA())
@@ -129,21 +130,3 @@ async def test_an_http_server_shows_the_certificate_of_the_moment(tmp_path: Path
         assert [error.field for error in stale] == ["tls.key_file"]
         write(pair.key_file, fresh_key)
         assert await asyncio.to_thread(shown, port) == second
-
-
-@pytest.mark.parametrize(
-    ("address", "alone"),
-    [
-        ("127.0.0.1:1", True),
-        ("127.9.9.9:1", True),
-        ("localhost:1", True),
-        ("[::1]:1", True),
-        ("0.0.0.0:1", False),
-        ("[::]:1", False),
-        (":1", False),
-        ("10.0.0.1:1", False),
-        ("localhost.example:1", False),
-    ],
-)
-def test_loopback(address: str, alone: bool) -> None:
-    assert is_loopback(address) is alone

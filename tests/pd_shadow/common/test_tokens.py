@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pd_shadow.common.config import ConfigError
 from pd_shadow.common.credential_files import MAX_BYTES, CredentialError
-from pd_shadow.common.tokens import AcceptedTokens, OwnToken, bearer
+from pd_shadow.common.tokens import AcceptedTokens, EnvironmentToken, OwnToken, bearer
 from tests.credentials import write
 
 
@@ -70,6 +71,30 @@ def test_tokens_change_with_their_file_and_survive_a_bad_one(tmp_path: Path) -> 
         assert [error.field for error in stale] == ["auth.x"]
     write(path, "three")
     assert (tokens.accept("two"), tokens.accept("three")) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        ({}, "holds no token; set it to one"),
+        ({"T": " \n"}, "holds no token; set it to one"),
+        ({"T": "two words"}, "a token is 1 to 512 printable ASCII"),
+        ({"T": "schlüssel"}, "a token is 1 to 512 printable ASCII"),
+        ({"T": "x" * 513}, "a token is 1 to 512 printable ASCII"),
+    ],
+)
+def test_an_unusable_variable_is_told_with_field_and_name_and_without_its_content(
+    environ: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EnvironmentToken("T", field="token_env", environ=environ)
+    assert str(caught.value).startswith("token_env: $T")
+    assert why in str(caught.value)
+    assert not any(word in str(caught.value) for word in ("two words", "schl", "xx"))
+
+
+def test_a_variable_holds_a_token_with_blanks_around_it_cut() -> None:
+    assert EnvironmentToken("T", field="x", environ={"T": " abc\n"}).current() == "abc"
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,7 @@ async def test_a_real_controller_sees_loads_and_its_directives_arrive() -> None:
             with real.plane.turn() as (cluster, now):
                 cluster.limit_engines(now, common.ROLE_PREFILL, Limits(controller="eager", minimum_tokens=128))
                 cluster.limit_engines(now, common.ROLE_DECODE, Limits(minimum_tokens=1))
-                cluster.pause_cluster(now, paused=True)
+                cluster.operators.pause_cluster(now, paused=True)
             taken: list[object] = []
 
             def arrived(_: Cluster) -> bool:

@@ -43,7 +43,7 @@ def test_given_ones_win() -> None:
         ({"pinned_share": -0.1}, "pinned_share: Input should be greater than or equal to 0"),
         ({"window_seconds": 0}, "window_seconds: Input should be greater than 0"),
         ({"slo": {"multiple": 0.5}}, "slo.multiple: Input should be greater than or equal to 1"),
-        ({"metrics_listen": "9100"}, "metrics_listen: String should match pattern"),
+        ({"metrics_listen": "9100"}, "metrics_listen: expected HOST:PORT"),
         ({"reporter": {"name": "p0", "url": "http://h"}}, "reporter.controller: Field required"),
         ({"reporter": {"controller": "c:1", "name": "-", "url": "http://h"}}, "reporter.name: String should match"),
         ({"reporter": {"controller": "c:1", "name": "p0", "url": "h:8000"}}, "reporter.url: String should match"),

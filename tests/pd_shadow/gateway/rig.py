@@ -375,7 +375,8 @@ class Rig:
         return self.gateway.metrics.registry.get_sample_value(f"pd_shadow_gateway_{name}", labels) or 0.0
 
 
-async def _start_engine(stack: AsyncExitStack, engine: FakeEngine) -> None:
+async def start_engine(stack: AsyncExitStack, engine: FakeEngine) -> None:
+    """Let a scripted engine listen at its `url` until the stack ends."""
     app = web.Application()
     app.router.add_route("POST", "/{path:.*}", engine.serve)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
@@ -390,7 +391,7 @@ async def serving(engines: Iterable[FakeEngine]) -> AsyncIterator[None]:
     """Scripted engines that listen inside the block, each at its `url`."""
     async with AsyncExitStack() as stack:
         for engine in engines:
-            await _start_engine(stack, engine)
+            await start_engine(stack, engine)
         yield
 
 
@@ -406,7 +407,7 @@ async def running(
     rig = Rig(colocated=colocated)
     async with AsyncExitStack() as stack:
         for engine in rig.engines.values():
-            await _start_engine(stack, engine)
+            await start_engine(stack, engine)
             model, role = engine.name.split("-")
             rig.controller.view.instances.add(
                 endpoint=common_pb2.InstanceEndpoint(

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pd_shadow.api.v1 import common_pb2
 from pd_shadow.cli.serve_gateway import gateway
 from pd_shadow.common.config import ConfigError, parse
-from pd_shadow.gateway.config import GatewayConfig, split_address
+from pd_shadow.gateway.config import GatewayConfig
 
 from .rig import running
 
@@ -30,11 +30,6 @@ from .rig import running
 def test_configuration_errors_name_the_field(settings: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("'", ".")):
         parse(GatewayConfig, settings)
-
-
-def test_addresses() -> None:
-    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
-    assert split_address("[::1]:80") == ("::1", 80)
 
 
 def test_a_bad_file_exits_with_2(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import aiohttp
 import pytest
 import structlog
 import trustme
-from aiohttp import web
 
 from controller.config import ControllerConfig
 from controller.core.instance import Facts, InstanceRef, LoadReport
@@ -28,7 +27,7 @@ from pd_shadow.gateway.app import Gateway
 from pd_shadow.gateway.config import GatewayConfig
 from tests.credentials import Pair, chain, der, issue, shown, trust, write
 
-from .rig import BLOCK, ROLES, FakeEngine, encode
+from .rig import BLOCK, ROLES, FakeEngine, encode, start_engine
 
 CHAT = "/v1/chat/completions"
 
@@ -64,13 +63,7 @@ async def system(
         engines = {}
         for name in ("a-p", "a-d", "b-p", "b-d"):
             engine = engines[name] = FakeEngine(name)
-            app = web.Application()
-            app.router.add_route("POST", "/{path:.*}", engine.serve)
-            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            await start_engine(stack, engine)
             model, role = name.split("-")
             with control.plane.turn() as (cluster, now):
                 cluster.declare(Declared(name, model, ROLES[role], engine.url))

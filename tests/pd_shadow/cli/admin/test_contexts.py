@@ -109,13 +109,31 @@ def test_a_file_that_cannot_be_written_is_told(file: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"token_env": "PD_SHADOW_TEST_TOKEN"}, "PD_SHADOW_TEST_TOKEN holds no token"),
+        ({"token_env": "PD_SHADOW_TEST_TOKEN"}, r"token_env: \$PD_SHADOW_TEST_TOKEN holds no token"),
         ({"token_file": "/nowhere/token"}, "token_file: /nowhere/token: No such file"),
         ({"ca": "/nowhere/ca"}, "ca: /nowhere/ca: No such file"),
+        ({"ca": "~/ca"}, "ca: .*/home/ca: holds no PEM certificates"),
+        ({"ca": "~nobody-of-this-name/ca"}, "ca: ~nobody-of-this-name/ca: No such file"),
+        ({"token_file": "~/two words"}, "token_file: .*/home/two words: line 1: a token is 1 to 512"),
     ],
 )
-def test_credentials_that_cannot_be_read_are_told(given: dict[str, str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_credentials_that_cannot_be_used_are_told_by_the_context_s_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, str], says: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("ca", "two words"):
+        write(home / name, name)
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        Client(parse(Context, given), 1.0)
+
+
+def test_a_key_of_another_certificate_is_told_by_the_context_s_name(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    own, other = issue(ca, tmp_path, "own"), issue(ca, tmp_path, "other")
+    given = {"ca": trust(tmp_path, ca), "cert": own.cert_file, "key": other.key_file}
+    with pytest.raises(ConfigError, match=r"^key: .*other.key: is not the key of the certificate in"):
         Client(parse(Context, given), 1.0)
 
 
@@ -147,7 +165,7 @@ def test_the_token_goes_with_every_call(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_context_with_mutual_tls_and_a_token_opens_a_secured_controller(file: Path, tmp_path: Path) -> None:
     ca = trustme.CA()
     trusted, server, own = trust(tmp_path, ca), issue(ca, tmp_path, "server"), issue(ca, tmp_path, "operator")
-    tokens = write(tmp_path / "admin.tokens", "good-token-of-some-length\n")
+    tokens = write(tmp_path / "admin.tokens", "# the first is shown\ngood-token-of-some-length\nolder-token\n")
     secured = {
         "tls": {"cert_file": server.cert_file, "key_file": server.key_file, "client_ca_file": trusted},
         "auth": {"admin_token_file": tokens},

@@ -1,0 +1,1 @@
+"""The commands of `pd-shadow admin`, a file a noun."""
