@@ -251,10 +251,14 @@ def test_emulated_engines_need_no_gpu_and_no_second_image() -> None:
     assert container["image"] == "pd-shadow:0.1.0"
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert container["args"][2:] == [
-        "--emulated", "--model=L3.1-8B", "--served-model-name=small", "--role=prefill", "--name=$(POD_NAME)",
-        "--host=$(POD_IP)", "--port=8000", "--speed=1",
-        "--controller=pd-shadow-controller.agents.svc.cluster.local:7070",
+        "--emulated", "--config=/etc/pd-shadow/config/engine.yaml", "--name=$(POD_NAME)", "--host=$(POD_IP)",
     ]  # fmt: skip
+
+
+def test_the_emulated_example_can_be_secured() -> None:
+    values = {**example("secured"), **example("emulated")}
+    mounts = pod_specs(render(values))["pd-shadow-small-prefill"]["containers"][0]["volumeMounts"]
+    assert {"/etc/pd-shadow/client-tls", "/etc/pd-shadow/tokens"} <= {mount["mountPath"] for mount in mounts}
 
 
 def test_a_new_chart_version_does_not_restart_engines_whose_settings_stay() -> None:
@@ -317,13 +321,6 @@ P, D = {"prefill": {}}, {"decode": {}}
         ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "issuerRef.name"),
         ({"gateway": {"terminationGracePeriodSeconds": 20}}, "not above the drain time of 28 s"),
         ({"gateway": {"autoscaling": {"enabled": True, "minReplicas": 20}}}, "minReplicas is above"),
-        (
-            {
-                "models": {"a": {"model": "m", "emulated": {"enabled": True}, "colocated": {}}},
-                "auth": {f"{scope}Token": {"secretName": "s"} for scope in ("admin", "gateway", "instance")},
-            },
-            "without TLS and token",
-        ),
         ({"models": {"a": {"model": "m", "colocated": {"engine": {"host_tier": {"size_gib": 32}}}}}}, "sharedMemory"),
         ({"auth": {"adminToken": {"secretName": "s"}}}, "open to anyone"),
     ],
