@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from pd_shadow.chart import values
 from pd_shadow.chart.base import DocumentPart
+from pd_shadow.chart.renamed import allow_old_keys
 from pd_shadow.chart.values import ChartValues
 
 NOTICE = "Generated from pd_shadow/chart/values.py by `make chart`; edit there."
@@ -28,9 +29,10 @@ class _Compact(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
 
-def schema() -> str:
-    """values.schema.json: every mapping whose keys are known refuses others."""
+def schema(renamed: Mapping[str, str]) -> str:
+    """values.schema.json: every mapping whose keys are known refuses others. `renamed`: see chart/renamed.py."""
     made = ChartValues.model_json_schema(by_alias=True, schema_generator=_Compact)
+    allow_old_keys(made, renamed)
     # Helm 3 knows draft 7 only, Helm 4 both.
     document = {"$schema": "http://json-schema.org/draft-07/schema#", "$comment": NOTICE, **made}
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
@@ -120,6 +122,13 @@ def _sentence(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def files(template: str) -> Mapping[str, str]:
-    """Generated file names of the chart and their content."""
-    return {"values.schema.json": schema(), "values.yaml": default_values(), "README.md": readme(template)}
+def files(template: str, renamed: str) -> Mapping[str, str]:
+    """Generated file names of the chart and their content, from the README's template and renamed.yaml.
+
+    Raises ValueError for a renaming that cannot be.
+    """
+    return {
+        "values.schema.json": schema(yaml.safe_load(renamed) or {}),
+        "values.yaml": default_values(),
+        "README.md": readme(template),
+    }
