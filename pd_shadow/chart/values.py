@@ -39,12 +39,12 @@ EngineDocument = Annotated[
 class Image(Values):
     """Where an image comes from."""
 
-    registry: str = ""
+    registry: str = Field(default="", pattern=r"^\S*$")
     """Registry host, such as registry.example.com; empty for the node's default."""
-    repository: str = ""
-    tag: str = ""
+    repository: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9._/-]*$")
+    tag: str = Field(default="", pattern=r"^(\w[\w.-]{0,127})?$")
     """Empty: the chart's appVersion."""
-    digest: str = ""
+    digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
     """sha256:…; wins over the tag."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 

@@ -9,8 +9,8 @@ import pytest
 from controller.config import ControllerConfig
 from pd_shadow.cli.main import main
 from pd_shadow.common.config import Config, parse
-from pd_shadow.engine.vllm.gpu_command import GpuEngineCommand
 from pd_shadow.engine.emulated.config import EmulatedEngines
+from pd_shadow.engine.vllm.gpu_command import GpuEngineCommand
 from pd_shadow.gateway.config import GatewayConfig
 from tests.chart.support import ALL, document, example, of_kind, pod_specs, render, rendered
 

@@ -25,6 +25,8 @@ from tests.chart.support import (
     rendered,
 )
 
+DIGEST, OTHER_DIGEST = (f"sha256:{digit * 64}" for digit in "ab")
+
 
 def test_the_matrix_is_large_enough() -> None:
     assert len(MATRIX) >= 60
@@ -272,7 +274,34 @@ def test_images_by_registry_tag_and_digest() -> None:
 
     assert image(registry="r.example.com/llm") == "r.example.com/llm/pd-shadow:0.1.0"
     assert image(tag="v2") == "pd-shadow:v2"
-    assert image(tag="v2", digest="sha256:ab") == "pd-shadow@sha256:ab"
+    assert image(tag="v2", digest=DIGEST) == f"pd-shadow@{DIGEST}"
+
+
+def test_every_container_takes_its_images_digest() -> None:
+    values = {
+        "image": {"digest": DIGEST},
+        "engines": {"image": {"digest": OTHER_DIGEST}},
+        "models": {
+            "real": {"model": "m", "prefill": {}, "decode": {"image": {"digest": DIGEST}}},
+            "fake": {"model": "L3.1-8B", "emulated": {"enabled": True}, "colocated": {}},
+        },
+    }
+    images = {
+        name: {container["image"] for container in spec["containers"]}
+        for name, spec in pod_specs(render(values)).items()
+    }
+    ours = {f"pd-shadow@{DIGEST}"}
+    assert images == {
+        **{f"pd-shadow-{part}": ours for part in ("controller", "gateway", "test", "fake-colocated")},
+        "pd-shadow-real-prefill": {f"pd-shadow-vllm@{OTHER_DIGEST}"},
+        "pd-shadow-real-decode": {f"pd-shadow-vllm@{DIGEST}"},
+    }
+
+
+@pytest.mark.parametrize("digest", ["sha256:ab", "ab" * 32, f"sha256:{'AB' * 32}", f"sha512:{'ab' * 32}"])
+def test_a_digest_that_is_none_is_refused(digest: str) -> None:
+    with pytest.raises(HelmError, match="digest"):
+        render({"image": {"digest": digest}})
 
 
 def test_every_alert_has_a_runbook() -> None:

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from helm_python import Chart, HelmError
 
-from pd_shadow.chart.render import schema
 from pd_shadow.chart.renamed import allow_old_keys
+from pd_shadow.chart.render import schema
 from tests.chart.support import CHART, Manifest, at_path, chart, keys_of_schema, load_values, problems, render
 
 RELEASES = Path(__file__).parent / "releases"

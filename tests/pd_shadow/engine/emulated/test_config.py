@@ -129,7 +129,7 @@ def test_name_and_host_may_come_on_top_of_a_file_of_one_engine() -> None:
     assert [(engine.name, engine.host) for engine in config.all()] == [("pod-0", "10.0.0.7")]
     with pytest.raises(ConfigError, match="name: for a file of one engine"):
         parse(EmulatedEngines, {"engines": [ONE, {**ONE, "name": "b", "port": 1}]}).with_only_engine({"name": "c"})
-    with pytest.raises(ConfigError, match="engines.0.name"):
+    with pytest.raises(ConfigError, match=r"engines\.0\.name"):
         config.with_only_engine({"name": "not a name"})
 
 
