@@ -33,10 +33,13 @@ class Client:
         self._timeout = timeout
         self._metadata = _authorization(context)
         credentials = _credentials(context)
+        options: tuple[tuple[str, int | str], ...] = CLIENT_OPTIONS
+        if context.server_name is not None:
+            options += (("grpc.ssl_target_name_override", context.server_name),)
         if credentials is None:
-            self._channel = grpc.insecure_channel(context.address, options=CLIENT_OPTIONS)
+            self._channel = grpc.insecure_channel(context.address, options=options)
         else:
-            self._channel = grpc.secure_channel(context.address, credentials, options=CLIENT_OPTIONS)
+            self._channel = grpc.secure_channel(context.address, credentials, options=options)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> Client:
@@ -117,7 +120,7 @@ def _credentials(context: Context) -> grpc.ChannelCredentials | None:
 
 def _authorization(context: Context) -> tuple[tuple[str, str], ...]:
     if context.token_file is not None:
-        token = _bytes("token_file", context.token_file).decode("ascii", "replace").strip()
+        token = _first_token(_bytes("token_file", context.token_file).decode("ascii", "replace"))
         where = f"token_file: {context.token_file}"
     elif context.token_env is not None:
         token = os.environ.get(context.token_env, "").strip()
@@ -127,6 +130,12 @@ def _authorization(context: Context) -> tuple[tuple[str, str], ...]:
     if not token or not token.isascii() or not token.isprintable():
         raise ConfigError(f"{where} holds no token")
     return (("authorization", f"Bearer {token}"),)
+
+
+def _first_token(text: str) -> str:
+    """The one to show of a file with a token a line, as docs/security.md has it; empty where there is none."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line and not line.startswith("#")), "")
 
 
 def _bytes(field: str, path: Path) -> bytes:
