@@ -1,5 +1,6 @@
 # Controller, gateway, emulated engines and every command but vLLM: no torch, no CUDA.
 #   docker build -f docker/control-plane.Dockerfile -t pd-shadow:0.1.0 .
+# Without a container engine: python tools/try_images.py carries out its steps in a scratch folder.
 # For releases pin the base by digest too: --build-arg PYTHON_DIGEST=sha256:…
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 # sha256:…, for a base that cannot change under its tag.

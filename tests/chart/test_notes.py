@@ -105,7 +105,7 @@ async def installed(manifests: list[Manifest], secrets: Secrets, folder: Path) -
         )
         url = await gateway.start()
         stack.push_async_callback(gateway.stop)
-        while not known(controller, "small-0"):  # noqa: ASYNC110 - the state of another component
+        while not (known(controller, "small-0") and gateway.cluster.ready_models()):  # noqa: ASYNC110 - the state of another component
             await asyncio.sleep(0.02)
         yield Cluster(address, url.partition("://")[2])
 
