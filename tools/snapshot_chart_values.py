@@ -46,7 +46,7 @@ def every_key() -> dict[str, Any]:
     values["image"]["digest"] = DIGEST
     pool = {**EnginePool().model_dump(mode="json", by_alias=True, exclude_none=True), **WORKLOAD, "extraArgs": []}
     emulated = {"enabled": False, "speed": 1.0}
-    model = {"model": "org/model", "servedName": "served", "engine": {}, "emulated": emulated}
+    model = {"model": "org/model", "engine": {}, "emulated": emulated}
     for part in ("controller", "gateway", "engines"):
         values[part] = {**values[part], **WORKLOAD}
     values["controller"]["config"] = _document(ControllerConfig(), *CONTROLLER_OWNED)
@@ -54,8 +54,8 @@ def every_key() -> dict[str, Any]:
     values["gateway"]["config"] = _document(GatewayConfig(), *GATEWAY_OWNED)
     values["gateway"]["autoscaling"]["targetInFlightCalls"] = 100
     values["models"] = {
-        "split": {**model, "prefill": pool, "decode": pool},
-        "whole": {**model, "colocated": pool},
+        "split": {**model, "servedName": "org/split", "prefill": pool, "decode": pool},
+        "whole": {**model, "servedName": "org/whole", "colocated": pool},
     }
     return values
 

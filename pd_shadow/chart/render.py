@@ -44,6 +44,25 @@ def default_values() -> str:
     return "\n".join(lines) + "\n"
 
 
+def defaults() -> str:
+    """defaults.json: what templates put where a null took a default away, by path, sections before what is in them.
+
+    Not for keys that may be null, unless their section went away with them.
+    """
+    return json.dumps(dict(_defaults(ChartValues(), ())), indent=1, sort_keys=True) + "\n"
+
+
+def _defaults(model: BaseModel, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name, field in type(model).model_fields.items():
+        here, value = (*path, field.alias or name), getattr(model, name)
+        if name == "global_" or type(None) in get_args(field.annotation):
+            continue
+        dumped = model.model_dump(mode="json", by_alias=True, include={name}, exclude_none=True)
+        yield ".".join(here), dumped[here[-1]]
+        if _ours(value):
+            yield from _defaults(value, here)
+
+
 def readme(template: str) -> str:
     """The chart's README: `template` with its line `<!-- values -->` replaced by tables of all keys."""
     tables: list[str] = []
@@ -130,5 +149,6 @@ def files(template: str, renamed: str) -> Mapping[str, str]:
     return {
         "values.schema.json": schema(yaml.safe_load(renamed) or {}),
         "values.yaml": default_values(),
+        "defaults.json": defaults(),
         "README.md": readme(template),
     }

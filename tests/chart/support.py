@@ -109,7 +109,12 @@ ENGINES: Mapping[str, Manifest] = {
     "two-models": {
         "engines": {"rdma": {"resources": {"rdma/hca": 1}, "networks": "kv/net"}},
         "models": {
-            "small": {**MODEL, "servedName": "org/small", "prefill": {"nixlPorts": {"first": 30000}}, "decode": {}},
+            "small": {
+                **MODEL,
+                "servedName": "org/small",
+                "prefill": {"nixlPorts": {"first": 30000, "last": 30099}},
+                "decode": {},
+            },
             "large": {
                 "model": "/models/large",
                 "engine": {"host_tier": {"size_gib": 64}, "offline": True, "plugin": {"cap_share": 0.2}},

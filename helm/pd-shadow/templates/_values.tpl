@@ -1,7 +1,15 @@
-{{/* Puts values of old names where they are now. Every template begins with it: the order of templates is Helm's. */}}
-{{- define "pd-shadow.renamed" -}}
+{{/* Puts values of old names where they are now, and defaults where a null took them away: Helm reads a key without
+     content, such as `gateway:` above comments, as an order to delete. Every template begins with it, since the order of
+     templates is Helm's. */}}
+{{- define "pd-shadow.values" -}}
 {{- range $old, $new := .Files.Get "renamed.yaml" | fromYaml }}
 {{- include "pd-shadow.renamed.within" (dict "values" $.Values "old" (splitList "." $old) "new" (splitList "." $new)) }}
+{{- end }}
+{{- range $path, $default := .Files.Get "defaults.json" | fromJson }}
+{{- $values := $.Values }}
+{{- $keys := splitList "." $path }}
+{{- range initial $keys }}{{ $values = get $values . }}{{ end }}
+{{- if not (hasKey $values (last $keys)) }}{{ $_ := set $values (last $keys) $default }}{{ end }}
 {{- end }}
 {{- end -}}
 
