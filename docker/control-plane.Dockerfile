@@ -1,9 +1,12 @@
 # Controller, gateway, emulated engines and every command but vLLM: no torch, no CUDA.
 #   docker build -f docker/control-plane.Dockerfile -t pd-shadow:0.1.0 .
-# For releases pin the base by digest too: --build-arg PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:…
+# Without a container engine: python tools/try_images.py carries out its steps in a scratch folder.
+# For releases pin the base by digest too: --build-arg PYTHON_DIGEST=sha256:…
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+# sha256:…, for a base that cannot change under its tag.
+ARG PYTHON_DIGEST=""
 
-FROM ${PYTHON_IMAGE} AS build
+FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS build
 WORKDIR /src
 COPY requirements/light.txt requirements/light.txt
 COPY pyproject.toml README.md LICENSE ./
@@ -15,7 +18,7 @@ RUN python -m venv /opt/pd-shadow \
     && /opt/pd-shadow/bin/pip install --no-cache-dir --constraint requirements/light.txt '.[emulated,otel]' \
     && /opt/pd-shadow/bin/pip uninstall --yes pip
 
-FROM ${PYTHON_IMAGE}
+FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}}
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="pd-shadow" \

@@ -1,9 +1,12 @@
 # vLLM's official image and, beside it, NIXL and the plugin. vLLM itself stays as it is.
 #   docker build -f docker/vllm.Dockerfile -t pd-shadow-vllm:0.1.0 .
+# For releases pin the base by digest too: --build-arg VLLM_DIGEST=sha256:…
 # The minor version must be one that pd_shadow/engine/vllm/compat.py names as tested.
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+# sha256:…, for a base that cannot change under its tag.
+ARG VLLM_DIGEST=""
 
-FROM ${VLLM_IMAGE}
+FROM ${VLLM_IMAGE}${VLLM_DIGEST:+@${VLLM_DIGEST}}
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="pd-shadow-vllm" \

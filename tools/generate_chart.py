@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing")
     check = parser.parse_args().check
     stale = []
-    for name, text in files(TEMPLATE.read_text()).items():
+    for name, text in files(TEMPLATE.read_text(), (CHART / "renamed.yaml").read_text()).items():
         path = CHART / name
         if check and (not path.exists() or path.read_text() != text):
             stale.append(name)

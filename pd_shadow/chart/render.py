@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from pd_shadow.chart import values
 from pd_shadow.chart.base import DocumentPart
+from pd_shadow.chart.renamed import allow_old_keys
 from pd_shadow.chart.values import ChartValues
 
 NOTICE = "Generated from pd_shadow/chart/values.py by `make chart`; edit there."
@@ -28,9 +29,10 @@ class _Compact(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
 
-def schema() -> str:
-    """values.schema.json: every mapping whose keys are known refuses others."""
+def schema(renamed: Mapping[str, str]) -> str:
+    """values.schema.json: every mapping whose keys are known refuses others. `renamed`: see chart/renamed.py."""
     made = ChartValues.model_json_schema(by_alias=True, schema_generator=_Compact)
+    allow_old_keys(made, renamed)
     # Helm 3 knows draft 7 only, Helm 4 both.
     document = {"$schema": "http://json-schema.org/draft-07/schema#", "$comment": NOTICE, **made}
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
@@ -40,6 +42,25 @@ def default_values() -> str:
     """values.yaml: every key with its default, under what it means."""
     lines = [f"# {NOTICE}", *_mapping(ChartValues(), "")]
     return "\n".join(lines) + "\n"
+
+
+def defaults() -> str:
+    """defaults.json: what templates put where a null took a default away, by path, sections before what is in them.
+
+    Not for keys that may be null, unless their section went away with them.
+    """
+    return json.dumps(dict(_defaults(ChartValues(), ())), indent=1, sort_keys=True) + "\n"
+
+
+def _defaults(model: BaseModel, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name, field in type(model).model_fields.items():
+        here, value = (*path, field.alias or name), getattr(model, name)
+        if name == "global_" or type(None) in get_args(field.annotation):
+            continue
+        dumped = model.model_dump(mode="json", by_alias=True, include={name}, exclude_none=True)
+        yield ".".join(here), dumped[here[-1]]
+        if _ours(value):
+            yield from _defaults(value, here)
 
 
 def readme(template: str) -> str:
@@ -120,6 +141,14 @@ def _sentence(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def files(template: str) -> Mapping[str, str]:
-    """Generated file names of the chart and their content."""
-    return {"values.schema.json": schema(), "values.yaml": default_values(), "README.md": readme(template)}
+def files(template: str, renamed: str) -> Mapping[str, str]:
+    """Generated file names of the chart and their content, from the README's template and renamed.yaml.
+
+    Raises ValueError for a renaming that cannot be.
+    """
+    return {
+        "values.schema.json": schema(yaml.safe_load(renamed) or {}),
+        "values.yaml": default_values(),
+        "defaults.json": defaults(),
+        "README.md": readme(template),
+    }

@@ -15,6 +15,9 @@ USER_ID = 10001
 
 MODEL_KEY = r"^[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?$"
 
+Duration = Annotated[str, Field(pattern=r"^([0-9]+(ms|s|m|h))+$")]
+Percentage = Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})%$")]
+Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -39,12 +42,12 @@ EngineDocument = Annotated[
 class Image(Values):
     """Where an image comes from."""
 
-    registry: str = ""
+    registry: str = Field(default="", pattern=r"^\S*$")
     """Registry host, such as registry.example.com; empty for the node's default."""
-    repository: str = ""
-    tag: str = ""
+    repository: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9._/-]*$")
+    tag: str = Field(default="", pattern=r"^(\w[\w.-]{0,127})?$")
     """Empty: the chart's appVersion."""
-    digest: str = ""
+    digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
     """sha256:…; wins over the tag."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
@@ -62,7 +65,7 @@ class DisruptionBudget(Values):
     """How many pods a node drain may take at a time."""
 
     enabled: bool = True
-    max_unavailable: int | str = 1
+    max_unavailable: Count | Percentage = 1
 
 
 class Service(Values):
@@ -266,7 +269,7 @@ class KubernetesDiscovery(Values):
     """Engines that are already there: pods labelled `pdshadow.dev/role` (prefill, decode or colocated)."""
 
     enabled: bool = False
-    namespaces: list[str] = []
+    namespaces: list[Namespace] = []
     """Empty: the release's own."""
     label_selector: str = "pdshadow.dev/role"
     pod_selector: k8s.LabelSelector = k8s.LabelSelector(
@@ -294,8 +297,8 @@ class CertManager(Values):
 
     enabled: bool = False
     issuer_ref: Issuer = Issuer()
-    duration: str = "2160h"
-    renew_before: str = "720h"
+    duration: Duration = "2160h"
+    renew_before: Duration = "720h"
 
 
 class Tls(Values):
@@ -348,7 +351,7 @@ class Monitor(Values):
     """A ServiceMonitor or PodMonitor of the Prometheus operator."""
 
     enabled: bool = False
-    interval: str = "15s"
+    interval: Duration = "15s"
     labels: k8s.Labels = {}
 
 
@@ -396,7 +399,7 @@ class ChartValues(Values):
 
     global_: dict[str, Any] = Field(default={}, alias="global")
     """Not used; Helm hands it to every chart."""
-    name_override: str = ""
+    name_override: str = Field(default="", pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")
     fullname_override: str = ""
     common_labels: k8s.Labels = {}
     """On every object."""

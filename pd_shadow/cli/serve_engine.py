@@ -11,6 +11,9 @@ from pd_shadow.cli.serve_engine_vllm import start
 from pd_shadow.common import logs
 from pd_shadow.common.config import ConfigError, load, parse
 
+OF_THE_POD = ("name", "host")
+"""Settings of one emulated engine that pods of one configuration differ in."""
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--emulated", is_flag=True, help="Emulate engines instead of starting vLLM.")
@@ -18,10 +21,10 @@ from pd_shadow.common.config import ConfigError, load, parse
 @click.option("--model", metavar="NAME", help="Model of the catalogue, such as L3.1-8B: its latencies and KV sizes.")
 @click.option("--served-model-name", metavar="NAME", help="The name clients use.  [default: the model's]")
 @click.option("--role", metavar="ROLE", help="prefill, decode or colocated.")
-@click.option("--name", help="What the instance is called at the controller.  [default: MODEL-ROLE]")
+@click.option("--name", help="What the instance is called at the controller; also on top of a --config of one engine.")
 @click.option("--address", metavar="HOST", help="vLLM: where others reach this engine, such as the pod's address.")
 @click.option("--print", "show", is_flag=True, help="vLLM: print the command line and its environment, and exit.")
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--host", help="Address to listen on, also on top of a --config of one engine.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on.  [default: 8000]")
 @click.option("--speed", type=float, help="Seconds of emulated time per real second.  [default: 1]")
 @click.option("--controller", metavar="HOST:PORT", help="The controller to attach to.  [default: none]")
@@ -45,6 +48,7 @@ def engine(
       pd-shadow serve engine --config engine.yaml --name large-p-0 --address 10.0.0.7
       pd-shadow serve engine --emulated --model L3.1-8B --role prefill --port 8100 --controller 127.0.0.1:7070
       pd-shadow serve engine --emulated --config engines.yaml
+      pd-shadow serve engine --emulated --config engine.yaml --name small-p-0 --host 10.0.0.7
     """
     from pd_shadow.engine.emulated.config import EmulatedEngines
     from pd_shadow.engine.emulated.serve import serve
@@ -62,14 +66,15 @@ def engine(
         return
     if address is not None or show:
         raise click.UsageError("--address, --print: not with --emulated; use --host")
-    if config is not None and given:
-        raise click.UsageError(f"--{next(iter(given)).replace('_', '-')}: not with --config; set it in the file")
+    in_file = [key for key in given if key not in OF_THE_POD]
+    if config is not None and in_file:
+        raise click.UsageError(f"--{in_file[0].replace('_', '-')}: not with --config; set it in the file")
     if config is None and not {"model", "role"} <= given.keys():
         raise click.UsageError("give --model and --role for one engine, or --config for a file of them")
     logs.configure(log_level)
     try:
         if config is not None:
-            settings = load(EmulatedEngines, config, {"controller": controller})
+            settings = load(EmulatedEngines, config, {"controller": controller}).with_only_engine(given)
         else:
             given.setdefault("name", f"{given['model']}-{given['role']}")
             settings = parse(EmulatedEngines, {"controller": controller, "engines": [given]}, source="options")
@@ -78,6 +83,10 @@ def engine(
         sys.exit(2)
     try:
         asyncio.run(serve(settings))
+    except ConfigError as error:
+        # A certificate or token file.
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
     except OSError as error:
         click.echo(f"error: cannot start: {error.strerror or error}", err=True)
         sys.exit(1)

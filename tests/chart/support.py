@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import jsonschema
 import yaml
 from helm_python import Chart
 from kubernetes_validate.utils import schema_contents
+from pydantic import BaseModel
 from referencing import Registry, Resource
+
+from pd_shadow.chart.values import ChartValues
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "pd-shadow"
@@ -105,7 +109,12 @@ ENGINES: Mapping[str, Manifest] = {
     "two-models": {
         "engines": {"rdma": {"resources": {"rdma/hca": 1}, "networks": "kv/net"}},
         "models": {
-            "small": {**MODEL, "servedName": "org/small", "prefill": {"nixlPorts": {"first": 30000}}, "decode": {}},
+            "small": {
+                **MODEL,
+                "servedName": "org/small",
+                "prefill": {"nixlPorts": {"first": 30000, "last": 30099}},
+                "decode": {},
+            },
             "large": {
                 "model": "/models/large",
                 "engine": {"host_tier": {"size_gib": 64}, "offline": True, "plugin": {"cap_share": 0.2}},
@@ -181,8 +190,6 @@ def combinations() -> Iterator[tuple[str, Manifest]]:
     """The values matrix: every combination that the chart takes, by name."""
     for choice in itertools.product(ENGINES, TLS, ACCESS, CONTROL):
         engines, tls, access, control = choice
-        if engines == "emulated" and (tls != "plain" or access == "tokens"):
-            continue
         yield "-".join(choice), {**ENGINES[engines], **TLS[tls], **ACCESS[access], **CONTROL[control]}
 
 
@@ -196,3 +203,44 @@ def rendered(name: str) -> list[Manifest]:
 
 
 ALL = (*MATRIX, *(path.stem for path in EXAMPLES))
+
+
+def load_values(path: Path) -> Manifest:
+    values: Manifest = yaml.load(path.read_text(), yaml.CSafeLoader)
+    return values
+
+
+def keys_of_schema() -> Iterator[tuple[str, ...]]:
+    """The path of every key that the chart itself takes; `*` for keys that are the user's.
+
+    Left out: the processes' documents, and parts of Kubernetes objects.
+    """
+    yield from _keys(ChartValues, ())
+
+
+def _keys(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        here = (*path, field.alias or name)
+        if name != "global_":
+            yield here
+        for inner in _models(field.annotation):
+            yield from _keys(inner, (*here, "*") if typing.get_origin(field.annotation) is dict else here)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if annotation.__module__ == ChartValues.__module__:
+            yield annotation
+        return
+    for part in typing.get_args(annotation):
+        yield from _models(part)
+
+
+def at_path(values: Any, path: tuple[str, ...]) -> bool:
+    """Whether the key stands anywhere that the path leads to."""
+    if not path:
+        return True
+    if not isinstance(values, dict):
+        return False
+    keys = list(values) if path[0] == "*" else [path[0]]
+    return any(key in values and at_path(values[key], path[1:]) for key in keys)

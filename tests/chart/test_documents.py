@@ -9,9 +9,10 @@ import pytest
 from controller.config import ControllerConfig
 from pd_shadow.cli.main import main
 from pd_shadow.common.config import Config, parse
+from pd_shadow.engine.emulated.config import EmulatedEngines
 from pd_shadow.engine.vllm.gpu_command import GpuEngineCommand
 from pd_shadow.gateway.config import GatewayConfig
-from tests.chart.support import ALL, document, of_kind, pod_specs, render, rendered
+from tests.chart.support import ALL, document, example, of_kind, pod_specs, render, rendered
 
 MODELS: dict[str, type[Config]] = {
     "controller.yaml": ControllerConfig,
@@ -25,7 +26,10 @@ def test_every_document_fits_the_model_of_its_process(name: str) -> None:
     found = [doc for manifest in rendered(name) if (doc := document(manifest)) is not None]
     assert {"controller.yaml", "gateway.yaml"} <= {file for file, _ in found}
     for file, content in found:
-        parsed = parse(MODELS[file], content, source=file)
+        model = EmulatedEngines if "engines" in content else MODELS[file]
+        parsed = parse(model, content, source=file)
+        if isinstance(parsed, EmulatedEngines):
+            assert parsed.with_only_engine({"name": "engine-0", "host": "10.0.0.7"}).attach is not None
         if isinstance(parsed, GpuEngineCommand):
             assert parsed.model_copy(update={"name": "engine-0", "address": "10.0.0.7"}).argv()
 
@@ -111,6 +115,49 @@ def test_an_attached_engine_has_the_token_and_the_certificates_of_its_pod() -> N
     assert reporter["controller_token_file"] == "/etc/pd-shadow/tokens/instance"
     assert reporter["controller_tls"]["ca_file"] == "/etc/pd-shadow/client-tls/ca.crt"
     assert reporter["controller_tls"]["server_name"] == reporter["controller"].rsplit(":", 1)[0]
+
+
+@pytest.mark.parametrize("mutual", [True, False])
+def test_emulated_engines_attach_as_those_of_vllm_do(mutual: bool) -> None:
+    def access(emulated: bool) -> dict[str, Any]:
+        values = {
+            **example("secured"),
+            "models": {"small": {"model": "L3.1-8B", "emulated": {"enabled": emulated}, "prefill": {}, "decode": {}}},
+        }
+        values["tls"]["mutual"] = mutual
+        found = document(of_kind(render(values), "ConfigMap")["pd-shadow-small-decode"])
+        assert found is not None
+        return {key: value for key, value in found[1].items() if key.startswith("controller")}
+
+    assert access(emulated=True) == access(emulated=False)
+    assert ("cert_file" in access(emulated=True)["controller_tls"]) == mutual
+
+
+def test_emulated_engines_take_over_what_they_know_of_the_settings_of_engines() -> None:
+    values = {
+        "engines": {"engine": {"gpu_memory_utilization": 0.8, "plugin": {"beta": 0.4}}},
+        "discovery": {"kubernetes": {"enabled": True}},
+        "models": {
+            "small": {
+                "model": "L3.1-8B",
+                "emulated": {"enabled": True, "speed": 4},
+                "prefill": {"engine": {"max_model_len": 4096}},
+                "decode": {"plugin": False},
+            }
+        },
+    }
+    configs = of_kind(render(values), "ConfigMap")
+    prefill, decode = (document(configs[f"pd-shadow-small-{role}"]) for role in ("prefill", "decode"))
+    assert prefill is not None
+    assert decode is not None
+    assert prefill[1]["engines"] == [
+        {
+            "name": "pd-shadow-small-prefill", "model": "L3.1-8B", "served_model_name": "small", "role": "prefill",
+            "host": "0.0.0.0", "port": 8000, "speed": 4, "max_model_len": 4096, "plugin": {"beta": 0.4},
+        }
+    ]  # fmt: skip
+    assert decode[1]["engines"][0]["plugin"] is None
+    assert "controller" not in decode[1]
 
 
 def test_a_config_with_nothing_but_comments_is_an_empty_one() -> None:

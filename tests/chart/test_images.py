@@ -44,6 +44,17 @@ def test_images_are_pinned_labelled_and_run_as_the_charts_user(path: Path) -> No
     assert f"ARG VERSION={yaml.safe_load((CHART / 'Chart.yaml').read_text())['appVersion']}" in text
 
 
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_every_stage_takes_the_bases_digest_and_none_is_made_up(path: Path) -> None:
+    text = path.read_text()
+    (argument,) = re.findall(r"^ARG (\w+)_IMAGE=", text, re.MULTILINE)
+    assert f'ARG {argument}_DIGEST=""\n' in text
+    stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert stages
+    assert set(stages) == {f"${{{argument}_IMAGE}}${{{argument}_DIGEST:+@${{{argument}_DIGEST}}}}"}
+    assert not re.search(r"sha256:[0-9a-f]", text)
+
+
 def test_the_engine_image_is_a_vllm_the_plugin_was_tested_on() -> None:
     text = (ROOT / "docker" / "vllm.Dockerfile").read_text()
     (version,) = re.findall(r"^ARG VLLM_IMAGE=vllm/vllm-openai:v(\d+\.\d+)\.\d+$", text, re.MULTILINE)

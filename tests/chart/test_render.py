@@ -25,6 +25,8 @@ from tests.chart.support import (
     rendered,
 )
 
+DIGEST, OTHER_DIGEST = (f"sha256:{digit * 64}" for digit in "ab")
+
 
 def test_the_matrix_is_large_enough() -> None:
     assert len(MATRIX) >= 60
@@ -251,10 +253,14 @@ def test_emulated_engines_need_no_gpu_and_no_second_image() -> None:
     assert container["image"] == "pd-shadow:0.1.0"
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert container["args"][2:] == [
-        "--emulated", "--model=L3.1-8B", "--served-model-name=small", "--role=prefill", "--name=$(POD_NAME)",
-        "--host=$(POD_IP)", "--port=8000", "--speed=1",
-        "--controller=pd-shadow-controller.agents.svc.cluster.local:7070",
+        "--emulated", "--config=/etc/pd-shadow/config/engine.yaml", "--name=$(POD_NAME)", "--host=$(POD_IP)",
     ]  # fmt: skip
+
+
+def test_the_emulated_example_can_be_secured() -> None:
+    values = {**example("secured"), **example("emulated")}
+    mounts = pod_specs(render(values))["pd-shadow-small-prefill"]["containers"][0]["volumeMounts"]
+    assert {"/etc/pd-shadow/client-tls", "/etc/pd-shadow/tokens"} <= {mount["mountPath"] for mount in mounts}
 
 
 def test_a_new_chart_version_does_not_restart_engines_whose_settings_stay() -> None:
@@ -268,7 +274,34 @@ def test_images_by_registry_tag_and_digest() -> None:
 
     assert image(registry="r.example.com/llm") == "r.example.com/llm/pd-shadow:0.1.0"
     assert image(tag="v2") == "pd-shadow:v2"
-    assert image(tag="v2", digest="sha256:ab") == "pd-shadow@sha256:ab"
+    assert image(tag="v2", digest=DIGEST) == f"pd-shadow@{DIGEST}"
+
+
+def test_every_container_takes_its_images_digest() -> None:
+    values = {
+        "image": {"digest": DIGEST},
+        "engines": {"image": {"digest": OTHER_DIGEST}},
+        "models": {
+            "real": {"model": "m", "prefill": {}, "decode": {"image": {"digest": DIGEST}}},
+            "fake": {"model": "L3.1-8B", "emulated": {"enabled": True}, "colocated": {}},
+        },
+    }
+    images = {
+        name: {container["image"] for container in spec["containers"]}
+        for name, spec in pod_specs(render(values)).items()
+    }
+    ours = {f"pd-shadow@{DIGEST}"}
+    assert images == {
+        **{f"pd-shadow-{part}": ours for part in ("controller", "gateway", "test", "fake-colocated")},
+        "pd-shadow-real-prefill": {f"pd-shadow-vllm@{OTHER_DIGEST}"},
+        "pd-shadow-real-decode": {f"pd-shadow-vllm@{DIGEST}"},
+    }
+
+
+@pytest.mark.parametrize("digest", ["sha256:ab", "ab" * 32, f"sha256:{'AB' * 32}", f"sha512:{'ab' * 32}"])
+def test_a_digest_that_is_none_is_refused(digest: str) -> None:
+    with pytest.raises(HelmError, match="digest"):
+        render({"image": {"digest": digest}})
 
 
 def test_every_alert_has_a_runbook() -> None:
@@ -317,13 +350,6 @@ P, D = {"prefill": {}}, {"decode": {}}
         ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "issuerRef.name"),
         ({"gateway": {"terminationGracePeriodSeconds": 20}}, "not above the drain time of 28 s"),
         ({"gateway": {"autoscaling": {"enabled": True, "minReplicas": 20}}}, "minReplicas is above"),
-        (
-            {
-                "models": {"a": {"model": "m", "emulated": {"enabled": True}, "colocated": {}}},
-                "auth": {f"{scope}Token": {"secretName": "s"} for scope in ("admin", "gateway", "instance")},
-            },
-            "without TLS and token",
-        ),
         ({"models": {"a": {"model": "m", "colocated": {"engine": {"host_tier": {"size_gib": 32}}}}}}, "sharedMemory"),
         ({"auth": {"adminToken": {"secretName": "s"}}}, "open to anyone"),
     ],

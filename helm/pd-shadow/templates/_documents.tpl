@@ -62,11 +62,9 @@ server_name: {{ include "pd-shadow.controller.host" . }}
 {{- $_ := set $doc "drain_seconds" (int .pool.drainSeconds) }}
 {{- if and (not (hasKey $doc "tensor_parallel_size")) (gt (int .pool.gpus) 0) }}{{ $_ := set $doc "tensor_parallel_size" (int .pool.gpus) }}{{ end }}
 {{- if .pool.plugin }}
-{{- $_ := set $doc "controller" (include "pd-shadow.controller.address" .root) }}
+{{- $doc = merge (fromYaml (include "pd-shadow.engine.access" (dict "root" .root))) $doc }}
 {{- $plugin := deepCopy ($doc.plugin | default dict) }}
 {{- $_ := set $plugin "metrics_listen" "0.0.0.0:9464" }}
-{{- with fromYaml (include "pd-shadow.clientTls" .root) }}{{ $_ := set $doc "controller_tls" . }}{{ end }}
-{{- if .root.Values.auth.instanceToken.secretName }}{{ $_ := set $doc "controller_token_file" "/etc/pd-shadow/tokens/instance" }}{{ end }}
 {{- $_ := set $doc "plugin" $plugin }}
 {{- else }}
 {{- $_ := set $doc "plugin" nil }}
@@ -74,17 +72,31 @@ server_name: {{ include "pd-shadow.controller.host" . }}
 {{- toYaml $doc }}
 {{- end -}}
 
-{{/* Arguments of an emulated engine, which has no document: (dict "root" $ "key" … "model" … "role" … "pool" …). */}}
-{{- define "pd-shadow.emulated.args" -}}
-- --emulated
-- --model={{ .model.model }}
-- --served-model-name={{ .model.servedName | default .key }}
-- --role={{ .role }}
-- --name=$(POD_NAME)
-- --host=$(POD_IP)
-- --port=8000
-- --speed={{ .model.emulated.speed | default 1 }}
+{{/* What engines of both kinds need to attach, as a mapping: (dict "root" $). */}}
+{{- define "pd-shadow.engine.access" -}}
+{{- $access := dict "controller" (include "pd-shadow.controller.address" .root) }}
+{{- with fromYaml (include "pd-shadow.clientTls" .root) }}{{ $_ := set $access "controller_tls" . }}{{ end }}
+{{- if .root.Values.auth.instanceToken.secretName }}{{ $_ := set $access "controller_token_file" "/etc/pd-shadow/tokens/instance" }}{{ end }}
+{{- toYaml $access }}
+{{- end -}}
+
+{{/* An emulated pool's document, arguments as above and its name. What vLLM's and emulated engines both know is taken
+     over from `engine`; --name and --host of the pod come on top. */}}
+{{- define "pd-shadow.emulated.document" -}}
+{{- $given := mergeOverwrite (deepCopy (.root.Values.engines.engine | default dict)) (deepCopy (.model.engine | default dict)) (deepCopy (.given.engine | default dict)) }}
+{{- $engine := pick $given "block_size" "max_model_len" "max_num_batched_tokens" "max_num_seqs" "kv_lease_seconds" "plugin" }}
+{{- $_ := set $engine "name" .name }}
+{{- $_ := set $engine "model" .model.model }}
+{{- $_ := set $engine "served_model_name" (.model.servedName | default .key) }}
+{{- $_ := set $engine "role" .role }}
+{{- $_ := set $engine "host" "0.0.0.0" }}
+{{- $_ := set $engine "port" 8000 }}
+{{- $_ := set $engine "speed" (.model.emulated.speed | default 1) }}
+{{- $doc := dict "engines" (list $engine) }}
 {{- if .pool.plugin }}
-- --controller={{ include "pd-shadow.controller.address" .root }}
+{{- $doc = merge $doc (fromYaml (include "pd-shadow.engine.access" (dict "root" .root))) }}
+{{- else }}
+{{- $_ := set $engine "plugin" nil }}
 {{- end }}
+{{- toYaml $doc }}
 {{- end -}}

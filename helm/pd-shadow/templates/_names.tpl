@@ -4,43 +4,41 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 30 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* At most 40 characters; a longer one ends in a digest, so that two releases do not get one name. */}}
 {{- define "pd-shadow.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains (include "pd-shadow.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "pd-shadow.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- $name = ternary .Release.Name (printf "%s-%s" .Release.Name (include "pd-shadow.name" .)) (contains (include "pd-shadow.name" .) .Release.Name) -}}
 {{- end -}}
+{{- if gt (len $name) 40 -}}
+{{- $name = printf "%s-%s" (trunc 31 $name | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* Labels that select a component's pods: (dict "root" $ "component" "gateway"). */}}
 {{- define "pd-shadow.selector" -}}
 app.kubernetes.io/name: {{ include "pd-shadow.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{/* Labels of an object as a mapping; what is the chart's own wins, since selectors go by it. */}}
 {{- define "pd-shadow.labels" -}}
-{{ include "pd-shadow.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: pd-shadow
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := fromYaml (include "pd-shadow.selector" .) }}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/part-of" "pd-shadow" }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- merge $own (.labels | default dict) .root.Values.commonLabels | toYaml }}
 {{- end -}}
 
 {{/* Metadata of an object: (dict "root" $ "component" "gateway" "name" "…" "annotations" (dict)). */}}
 {{- define "pd-shadow.metadata" -}}
-name: {{ .name }}
-namespace: {{ .namespace | default .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
 labels:
   {{- include "pd-shadow.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- $annotations := merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 {{- with $annotations }}
 annotations:

@@ -7,7 +7,7 @@
 {{/* Pods that discovery may find, as peers. */}}
 {{- define "pd-shadow.discovered" -}}
 {{- range fromJsonArray (include "pd-shadow.discovery.namespaces" .) }}
-- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
+- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . | quote }}}}
   podSelector: {{ toJson $.Values.discovery.kubernetes.podSelector }}
 {{- end }}
 {{- end -}}

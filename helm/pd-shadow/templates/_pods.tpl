@@ -2,7 +2,7 @@
 
 {{/* (dict "root" $ "workload" .Values.gateway "selector" "component labels" "account" "name" "token" false). */}}
 {{- define "pd-shadow.pod" -}}
-serviceAccountName: {{ .account }}
+serviceAccountName: {{ .account | quote }}
 automountServiceAccountToken: {{ .token | default false }}
 enableServiceLinks: false
 {{- with .root.Values.imagePullSecrets }}
@@ -14,7 +14,7 @@ securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .workload.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .workload.nodeSelector }}
 nodeSelector:
@@ -86,7 +86,7 @@ annotations:
 {{- if .secret -}}
 - name: {{ .name }}
   secret:
-    secretName: {{ .secret }}
+    secretName: {{ .secret | quote }}
     defaultMode: 288
 {{- end }}
 {{- end -}}

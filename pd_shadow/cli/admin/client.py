@@ -114,7 +114,12 @@ def model_names(client: Client) -> list[str]:
 def _tls(context: Context) -> ClientTls | None:
     if context.ca is None:
         return None
-    return ClientTls(ca_file=_at(context.ca), cert_file=_at(context.cert), key_file=_at(context.key))
+    return ClientTls(
+        ca_file=_at(context.ca),
+        cert_file=_at(context.cert),
+        key_file=_at(context.key),
+        server_name=context.server_name,
+    )
 
 
 def _at(path: Path | None) -> Path | None:

@@ -33,8 +33,10 @@ class Context(Config):
     """PEM file with this operator's own certificate, for mTLS."""
     key: Path | None = None
     """PEM file with the key of `cert`."""
+    server_name: str | None = Field(default=None, min_length=1)
+    """The name expected in the controller's certificate; unset: the host of `address`. For port-forwards."""
     token_file: Path | None = None
-    """File with the bearer token."""
+    """File with the bearer token, its first one."""
     token_env: str | None = Field(default=None, min_length=1)
     """Environment variable with the bearer token."""
 
@@ -44,6 +46,8 @@ class Context(Config):
             raise ValueError("cert and key: set both or none")
         if self.cert is not None and self.ca is None:
             raise ValueError("cert: needs ca, since without TLS nobody asks for it")
+        if self.server_name is not None and self.ca is None:
+            raise ValueError("server_name: needs ca, since without TLS there is no certificate")
         if self.token_file is not None and self.token_env is not None:
             raise ValueError("token_file and token_env: set one of them")
         has_token = self.token_file is not None or self.token_env is not None

@@ -1,14 +1,16 @@
 """Emulated engines, as data: one, or a file of many that run in one process."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pd_shadow.common.address import Address
-from pd_shadow.common.config import Config
+from pd_shadow.common.config import Config, ConfigError, parse
+from pd_shadow.common.tls import ClientTls
 from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role
 from pd_shadow.perf import gpus, models
 from pd_shadow.perf.gpus import GpuSpec
@@ -49,6 +51,16 @@ def _gpu(name: str) -> str:
     if name not in GPUS:
         raise ValueError(f"unknown GPU {name!r}; valid: {', '.join(GPUS)}")
     return name
+
+
+class AttachTo(NamedTuple):
+    """The controller that engines attach to, and how."""
+
+    controller: str
+    """HOST:PORT."""
+    tls: ClientTls | None = None
+    token_file: Path | None = None
+    hardware: str = ""
 
 
 class EmulatedEngine(Config):
@@ -158,14 +170,22 @@ class EmulatedEngine(Config):
 
     def url_at(self, port: int) -> str:
         """Where gateways reach the engine that listens on that port."""
-        return (self.advertised_url or f"http://{self.host}:{port}").rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.advertised_url or f"http://{host}:{port}").rstrip("/")
 
-    def attached_to(self, controller: str | None, port: int, hardware: str) -> PluginSettings:
+    def attached_to(self, attach: AttachTo | None, port: int) -> PluginSettings:
         """The plugin's settings of this engine, its reporter among them."""
         plugin = self.plugin or PluginSettings()
-        if controller is None or self.plugin is None:
+        if attach is None or self.plugin is None:
             return plugin
-        reporter = ReporterSettings(controller=controller, name=self.name, url=self.url_at(port), hardware=hardware)
+        reporter = ReporterSettings(
+            controller=attach.controller,
+            controller_tls=attach.tls,
+            controller_token_file=attach.token_file,
+            name=self.name,
+            url=self.url_at(port),
+            hardware=attach.hardware,
+        )
         return plugin.model_copy(update={"reporter": reporter})
 
 
@@ -198,9 +218,26 @@ class EmulatedEngines(Config):
 
     controller: Address | None = None
     """HOST:PORT of the controller to attach to; unset: to none."""
+    controller_tls: ClientTls | None = None
+    """TLS to the controller; unset for plain text."""
+    controller_token_file: Path | None = None
+    """The token to show to the controller, the first one of this file."""
     hardware: str = Field(default="", max_length=128)
     """Engines of the same value share an accelerator: shadow work of one waits for all. Empty: each has its own."""
     engines: tuple[EmulatedGroup, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _access_is_to_a_controller(self) -> Self:
+        if self.controller is None and (self.controller_tls is not None or self.controller_token_file is not None):
+            raise ValueError("controller_tls, controller_token_file: are for a controller; set it, or leave them unset")
+        return self
+
+    @property
+    def attach(self) -> AttachTo | None:
+        """The controller to attach to; None for none."""
+        if self.controller is None:
+            return None
+        return AttachTo(self.controller, self.controller_tls, self.controller_token_file, self.hardware)
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -214,6 +251,15 @@ class EmulatedEngines(Config):
                 raise ValueError(f"engines: {engine.name} has a port, {engine.port}, that another one has")
             ports.add((engine.host, engine.port))
         return self
+
+    def with_only_engine(self, changes: Mapping[str, Any]) -> Self:
+        """With other settings of its one engine. Raises ConfigError where there are several, or it cannot be so."""
+        if not changes:
+            return self
+        if len(self.engines) > 1 or self.engines[0].replicas is not None:
+            raise ConfigError(f"{', '.join(changes)}: for a file of one engine; set it in the file")
+        engine = {**self.engines[0].model_dump(exclude_unset=True), **changes}
+        return parse(type(self), {**self.model_dump(exclude_unset=True), "engines": [engine]}, "options")
 
     def all(self) -> list[EmulatedEngine]:
         """Every engine, groups expanded."""

@@ -11,7 +11,7 @@ from pd_shadow.common.logs import get_logger
 from pd_shadow.engine.attachment import Attachment
 from pd_shadow.engine.emulated.block_pool import HASH_ALGORITHM
 from pd_shadow.engine.emulated.clock import EngineClock
-from pd_shadow.engine.emulated.config import EmulatedEngine
+from pd_shadow.engine.emulated.config import AttachTo, EmulatedEngine
 from pd_shadow.engine.emulated.instance import Instance, Load
 from pd_shadow.engine.emulated.mover import Mover, TransferFailedError
 from pd_shadow.engine.emulated.movers import mover_for
@@ -32,9 +32,8 @@ class Engine:
     def __init__(
         self,
         config: EmulatedEngine,
-        controller: str | None = None,
+        attach: AttachTo | None = None,
         *,
-        hardware: str = "",
         mover: Mover | None = None,
     ) -> None:
         self.config = config
@@ -43,8 +42,7 @@ class Engine:
         self.started_at = 0.0
         self.instance: Instance
         self.url = ""
-        self._controller = controller
-        self._hardware = hardware
+        self._attach = attach
         self._wake = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
         self._loop: asyncio.Task[None] | None = None
@@ -69,7 +67,7 @@ class Engine:
             await runner.setup()
             await web.TCPSite(runner, config.host, config.port).start()
             port = runner.addresses[0][1]
-            self.url = f"http://{config.host}:{port}"
+            self.url = config.url_at(port)
             facts = EngineFacts(
                 role=config.role,
                 model=config.served_name,
@@ -79,7 +77,7 @@ class Engine:
                 kv_bytes_per_token=config.kv_bytes_per_token,
                 vllm_version="emulated",
             )
-            settings = config.attached_to(self._controller, port, self._hardware)
+            settings = config.attached_to(self._attach, port)
             self._log = StepLog(settings.trace_file)
             self._attachment = Attachment(settings, facts, self._log, life=self.incarnation)
             self.instance = Instance(config, port, self._attachment, self._log)

@@ -18,7 +18,7 @@ async def running(config: EmulatedEngines) -> AsyncIterator[list[Engine]]:
     engines: list[Engine] = []
     try:
         for one in config.all():
-            engine = Engine(one, config.controller, hardware=config.hardware)
+            engine = Engine(one, config.attach)
             await engine.start()
             engines.append(engine)
         yield engines

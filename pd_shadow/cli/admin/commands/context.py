@@ -63,6 +63,7 @@ def use(name: str) -> None:
 @click.option("--ca", type=click.Path(path_type=Path), help="PEM file with the certificate authority: TLS.")
 @click.option("--cert", type=click.Path(path_type=Path), help="PEM file with this operator's certificate: mTLS.")
 @click.option("--key", type=click.Path(path_type=Path), help="PEM file with its key.")
+@click.option("--server-name", metavar="NAME", help="Name in the controller's certificate, where it is not the host.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with the bearer token.")
 @click.option("--token-env", help="Environment variable with the bearer token.")
 @guarded

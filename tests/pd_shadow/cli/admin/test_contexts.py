@@ -69,6 +69,7 @@ def test_a_context_leads_the_command_to_its_controller(controller: Running) -> N
         (["set", "x", "--cert", "c.pem"], "cert and key: set both or none"),
         (["set", "x", "--cert", "c.pem", "--key", "k.pem"], "cert: needs ca"),
         (["set", "x", "--token-env", "A", "--token-file", "b"], "token_file and token_env: set one"),
+        (["set", "x", "--server-name", "c"], "server_name: needs ca"),
         (["set", "x", "--address", "far:1", "--token-env", "A"], "ca: a token goes over TLS only"),
     ],
 )
@@ -177,6 +178,9 @@ def test_a_context_with_mutual_tls_and_a_token_opens_a_secured_controller(file: 
         result = CliRunner().invoke(main, ["admin", "instances", "list"])
         assert result.exit_code == 0, result.stderr
         assert "a-p0" in result.stdout
+        named = ("--address", controller.address, "--server-name", "localhost", "--token-file", str(tokens))
+        assert context("set", "forwarded", *tls, *named).exit_code == 0
+        assert CliRunner().invoke(main, ["admin", "--context", "forwarded", "ledger"]).exit_code == 0
         assert context("set", "tokenless", "--address", by_name, *tls).exit_code == 0
         assert context("set", "plain", "--address", controller.address).exit_code == 0
         for name, says in (("tokenless", "unauthenticated: "), ("plain", "cannot reach the controller")):

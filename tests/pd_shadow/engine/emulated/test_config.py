@@ -1,5 +1,6 @@
 """Configuration of emulated engines, and `pd-shadow serve engine --emulated` from the outside."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,34 @@ def test_without_nixl_auto_is_the_timed_link_and_nixl_is_refused(monkeypatch: py
     assert mover_for(EmulatedEngine(**one), EngineClock()).name == TimedLink.name == mover_name(EmulatedEngine(**one))
     with pytest.raises(ValueError, match="kv_transfer: NIXL is not installed; install it"):
         EmulatedEngine(**one, kv_transfer="nixl")
+
+
+def test_access_goes_with_a_controller_and_to_every_reporter() -> None:
+    access = {"controller_tls": {"ca_file": "/tls/ca.crt", "server_name": "c"}, "controller_token_file": "/token"}
+    with pytest.raises(ConfigError, match="are for a controller; set it"):
+        parse(EmulatedEngines, {"engines": [ONE], **access})
+    config = parse(EmulatedEngines, {"controller": "c:7070", "engines": [{**ONE, "host": "fd00::7"}], **access})
+    reporter = config.all()[0].attached_to(config.attach, 8000).reporter
+    assert reporter is not None
+    assert reporter.controller_tls is not None
+    assert (reporter.controller_tls.server_name, reporter.controller_token_file) == ("c", Path("/token"))
+    assert reporter.url == "http://[fd00::7]:8000"
+
+
+def test_name_and_host_may_come_on_top_of_a_file_of_one_engine() -> None:
+    config = parse(EmulatedEngines, {"engines": [ONE]}).with_only_engine({"name": "pod-0", "host": "10.0.0.7"})
+    assert [(engine.name, engine.host) for engine in config.all()] == [("pod-0", "10.0.0.7")]
+    with pytest.raises(ConfigError, match="name: for a file of one engine"):
+        parse(EmulatedEngines, {"engines": [ONE, {**ONE, "name": "b", "port": 1}]}).with_only_engine({"name": "c"})
+    with pytest.raises(ConfigError, match=r"engines\.0\.name"):
+        config.with_only_engine({"name": "not a name"})
+
+
+def test_a_token_file_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    engine = {**ONE, "port": 0, "kv_transfer": "timed"}
+    settings = {"controller": "127.0.0.1:1", "controller_token_file": str(tmp_path / "token"), "engines": [engine]}
+    file.write_text(json.dumps(settings))
+    result = CliRunner().invoke(command, ["--emulated", "--config", str(file)])
+    assert result.exit_code == 2
+    assert "controller_token_file" in result.output
