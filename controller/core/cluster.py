@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -274,6 +275,8 @@ class Cluster:
             raise RejectedError(
                 common.REJECTION_REASON_UNKNOWN_MODEL, f"unknown model {model!r}; known models: {known}", field="model"
             )
+        # A request's own copies would live on in its session.
+        model, gateway_id, task = models[models.index(model)], sys.intern(gateway_id), sys.intern(task)
         known_session = self.sessions.get(session_key) if session_key is not None else None
         binding = known_session.bindings.get(model) if known_session else None
         if session_key is not None and binding is None:

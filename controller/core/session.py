@@ -27,7 +27,7 @@ class Digest(NamedTuple):
     running_tokens: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Binding:
     """One model's side of a session. A colocated instance is the prefill side, and there is no decode side."""
 
@@ -66,7 +66,7 @@ class Binding:
         return held * self.digests[common - 1].running_tokens // total if total else 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Session:
     key: SessionKey
     created: float
@@ -81,7 +81,10 @@ class Session:
 
     def binding(self, model: str) -> Binding:
         """This model's binding, made on first use."""
-        return self.bindings.setdefault(model, Binding())
+        binding = self.bindings.get(model)
+        if binding is None:
+            binding = self.bindings[model] = Binding()
+        return binding
 
 
 class Sessions:
