@@ -281,7 +281,7 @@ class Cluster:
         binding = known_session.bindings.get(model) if known_session else None
         if session_key is not None and binding is None:
             binding = Binding()
-        pairs = self.links.of_prefill(now, self.registry.ready(model, common.ROLE_DECODE))
+        pairs = self.links.of_prefill(now, self.registry.ready(model, common.ROLE_DECODE)) if self.links else None
         prefill = place_prefill(self.registry, model, binding, prompt_tokens, digests, pairs)
         on_prefill = prefill.placed.instance if prefill.placed else None
         colocated = on_prefill is not None and on_prefill.colocated

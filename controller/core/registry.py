@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from controller.config import DiscoveryConfig
 from controller.core.instance import (
     GONE,
+    READY,
     Facts,
     Instance,
     InstanceInput,
@@ -119,7 +120,12 @@ class Registry:
 
     def ready(self, model: str, *roles: pb.Role.ValueType) -> list[Instance]:
         self.models()
-        return [i for i in self._by_model.get(model, ()) if i.role in roles and i.ready]
+        # `Instance.ready`, spelt out: every call looks at every instance of its model.
+        return [
+            i
+            for i in self._by_model.get(model, ())
+            if i.role in roles and i.state == READY and not (i.drained or i.leaving)
+        ]
 
     def neighbours(self, instance: Instance) -> list[Instance]:
         """The other instances on the same hardware."""
