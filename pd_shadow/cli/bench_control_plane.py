@@ -18,9 +18,7 @@ _QUICK = {"sessions": 1_000, "instances": 8, "memory_sessions": 2_000, "calls": 
     "--memory-sessions", type=click.IntRange(1, 10_000_000),
     help="Sessions whose memory is measured.  [default: 200000; quick: 2000]",
 )  # fmt: skip
-@click.option(
-    "--calls", type=click.IntRange(1, 1_000_000), help="Calls of a repetition.  [default: 5000; quick: 200]"
-)
+@click.option("--calls", type=click.IntRange(1, 1_000_000), help="Calls of a repetition.  [default: 5000; quick: 200]")
 @click.option(
     "--rate", type=click.FloatRange(0, 1e6, min_open=True),
     help="Calls offered to the server per second.  [default: 1000; quick: 200]",
