@@ -9,7 +9,7 @@ from controller.core.session import Digest, SessionKey
 from pd_shadow.api.v1 import placement_pb2 as pb
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """A call from BeginCall to EndCall.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
@@ -277,11 +278,13 @@ class Cluster:
             raise RejectedError(
                 common.REJECTION_REASON_UNKNOWN_MODEL, f"unknown model {model!r}; known models: {known}", field="model"
             )
+        # A request's own copies would live on in its session.
+        model, gateway_id, task = models[models.index(model)], sys.intern(gateway_id), sys.intern(task)
         known_session = self.sessions.get(session_key) if session_key is not None else None
         binding = known_session.bindings.get(model) if known_session else None
         if session_key is not None and binding is None:
             binding = Binding()
-        pairs = self.links.of_prefill(now, self.registry.ready(model, common.ROLE_DECODE))
+        pairs = self.links.of_prefill(now, self.registry.ready(model, common.ROLE_DECODE)) if self.links else None
         prefill = place_prefill(self.registry, model, binding, prompt_tokens, digests, pairs)
         on_prefill = prefill.placed.instance if prefill.placed else None
         colocated = on_prefill is not None and on_prefill.colocated

@@ -137,6 +137,8 @@ class Instance:
     prefill_tokens_per_second: float = DEFAULT_PREFILL_TOKENS_PER_SECOND
     gate: LinkGate = field(default_factory=LinkGate)
     link: LinkLedger = field(init=False)
+    # Every binding here holds this one.
+    ref: InstanceRef = field(init=False)
     _own_peak: int = 0
     _fetched_since_report: int = 0
     foreign_requests: int = 0
@@ -145,10 +147,7 @@ class Instance:
 
     def __post_init__(self) -> None:
         self.link = LinkLedger(self.gate, self.created)
-
-    @property
-    def ref(self) -> InstanceRef:
-        return InstanceRef(self.name, self.facts.incarnation)
+        self.ref = InstanceRef(self.name, self.facts.incarnation)
 
     @property
     def draining(self) -> bool:
@@ -177,6 +176,8 @@ class Instance:
     @property
     def calls(self) -> int:
         """Normal calls here; one on a colocated instance is in both of its maps while its prompt is computed."""
+        if not self.prefill_calls or not self.decode_calls:
+            return len(self.prefill_calls) + len(self.decode_calls)
         return len(self.prefill_calls.keys() | self.decode_calls)
 
     @property
@@ -189,7 +190,7 @@ class Instance:
 
     @property
     def pending_prefill_tokens(self) -> int:
-        return sum(self.prefill_calls.values())
+        return sum(self.prefill_calls.values()) if self.prefill_calls else 0
 
     @property
     def busy(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from controller.config import DiscoveryConfig
 from controller.core.instance import (
     GONE,
+    READY,
     Facts,
     Instance,
     InstanceInput,
@@ -58,6 +59,9 @@ class Registry:
         self._config = config
         self._declared: dict[str, Declared] = {}
         self._lives: dict[str, Instance] = {}
+        # What every call asks for, made anew once names came or went: models, and lives by model in order of coming.
+        self._models: list[str] | None = None
+        self._by_model: dict[str, list[Instance]] = {}
         self._past: dict[str, list[str]] = {}
         self.switches = Switches()
         self._streams = itertools.count(1)
@@ -67,6 +71,7 @@ class Registry:
 
     def declare(self, declared: Declared) -> None:
         self._declared[declared.name] = declared
+        self._models = None
 
     def withdraw(self, name: str) -> Changes:
         """Discovery names an instance no longer: its life ends, unless it is attached and speaks for itself."""
@@ -75,6 +80,7 @@ class Registry:
         instance = self._lives.get(name)
         if instance is not None and instance.alive and not instance.stream:
             self._end(instance, InstanceInput.LOST, changes)
+        self._models = None
         self._forget_gone()
         return changes
 
@@ -83,7 +89,11 @@ class Registry:
 
     def models(self) -> list[str]:
         """Every model some instance is declared for or attached with, sorted."""
-        return sorted({d.model for d in self._declared.values()} | {i.model for i in self._lives.values()})
+        if self._models is None:
+            lives = self._lives.values()
+            self._models = sorted({d.model for d in self._declared.values()} | {i.model for i in lives})
+            self._by_model = {m: [i for i in lives if i.model == m] for m in self._models}
+        return self._models
 
     def names(self) -> set[str]:
         """Every name that is declared or was seen."""
@@ -109,7 +119,13 @@ class Registry:
         return instance if instance and instance.ref == ref and instance.alive else None
 
     def ready(self, model: str, *roles: pb.Role.ValueType) -> list[Instance]:
-        return [i for i in self._lives.values() if i.model == model and i.role in roles and i.ready]
+        self.models()
+        # `Instance.ready`, spelt out: every call looks at every instance of its model.
+        return [
+            i
+            for i in self._by_model.get(model, ())
+            if i.role in roles and i.state == READY and not (i.drained or i.leaving)
+        ]
 
     def neighbours(self, instance: Instance) -> list[Instance]:
         """The other instances on the same hardware."""
@@ -270,6 +286,7 @@ class Registry:
     def _begin(self, now: float, life: Instance) -> None:
         """A life takes its name, and with it what operators switched for the name."""
         self._lives[life.name] = life
+        self._models = None
         life.drained = life.name in self.switches.drained
         life.pause(now, paused=self.switches.pauses(life.name, life.model))
 
@@ -278,6 +295,7 @@ class Registry:
         for name in gone[: max(0, len(gone) - GONE_KEPT)]:
             del self._lives[name]
             self._past.pop(name, None)
+        self._models = None
         self.switches.keep_only(self.names(), set(self.models()))
 
     def _end(self, instance: Instance, why: InstanceInput, changes: Changes) -> None:

@@ -28,7 +28,7 @@ class Digest(NamedTuple):
     running_tokens: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Binding:
     """One model's side of a session. A colocated instance is the prefill side, and there is no decode side."""
 
@@ -67,7 +67,7 @@ class Binding:
         return held * self.digests[common - 1].running_tokens // total if total else 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Session:
     key: SessionKey
     created: float
@@ -82,7 +82,10 @@ class Session:
 
     def binding(self, model: str) -> Binding:
         """This model's binding, made on first use."""
-        return self.bindings.setdefault(model, Binding())
+        binding = self.bindings.get(model)
+        if binding is None:
+            binding = self.bindings[model] = Binding()
+        return binding
 
 
 class Sessions:

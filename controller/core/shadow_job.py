@@ -73,7 +73,7 @@ TRANSITIONS: dict[JobState, dict[JobInput, JobState]] = {
 }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Leg:
     """One leg in flight."""
 
@@ -98,7 +98,7 @@ class Leg:
         self.covered, self.booked = min(self.covered, kept), min(self.booked, kept)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ShadowJob:
     """One (session, model) to keep warm."""
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 from aiohttp import web
@@ -58,9 +58,15 @@ class StartError(Exception):
 class Controller:
     """One controller process, also usable in tests: `async with Controller(config).running() as controller`."""
 
-    def __init__(self, config: ControllerConfig, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        tracing: Tracing | None = None,
+        placement: Callable[[Plane, Tracing], PlacementServicer] = PlacementServicer,
+    ) -> None:
         """`tracing` None: as configured; raises ConfigError when the packages for it are missing."""
         self.config = config
+        self._placement = placement
         self.plane = Plane(config)
         self._tracing = open_tracing(config.tracing, "pd-shadow-controller") if tracing is None else tracing
         self.port = 0
@@ -165,7 +171,7 @@ class Controller:
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=self.config.limits.max_rpcs,
         )
-        placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self.plane, self._tracing), server)
+        placement_pb2_grpc.add_PlacementServiceServicer_to_server(self._placement(self.plane, self._tracing), server)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(self.plane), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.plane), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

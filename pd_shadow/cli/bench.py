@@ -8,6 +8,7 @@ from pd_shadow.cli.lazy import LazyGroup
 @click.command(
     cls=LazyGroup,
     lazy={
+        "control-plane": ("pd_shadow.cli.bench_control_plane", "control_plane"),
         "interference": ("pd_shadow.cli.bench_interference", "interference"),
         "transfer": ("pd_shadow.cli.bench_transfer", "transfer"),
     },

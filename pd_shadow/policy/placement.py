@@ -42,10 +42,8 @@ def choose(candidates: Sequence[Candidate], prompt_tokens: int, sticky: str | No
     """
     if not candidates:
         raise ValueError("no candidate instance")
-    best = min(
-        candidates,
-        key=lambda c: (completion_seconds(c, prompt_tokens), c.name != sticky, c.calls, c.sessions, c.name),
-    )
-    return Choice(
-        best.name, completion_seconds(best, prompt_tokens), max(0, prompt_tokens - min(best.warm_tokens, prompt_tokens))
-    )
+    seconds = [completion_seconds(candidate, prompt_tokens) for candidate in candidates]
+    least = min(seconds)
+    tied = [candidate for candidate, its in zip(candidates, seconds, strict=True) if its == least]
+    best = tied[0] if len(tied) == 1 else min(tied, key=lambda c: (c.name != sticky, c.calls, c.sessions, c.name))
+    return Choice(best.name, least, max(0, prompt_tokens - min(best.warm_tokens, prompt_tokens)))

@@ -6,6 +6,7 @@ import pytest
 
 from controller.core.cluster import Begun
 from controller.core.effects import StartLeg
+from controller.core.instance import InstanceRef
 from controller.core.links import LINKS_KEPT, Link, Links
 from controller.core.session import SessionKey
 from pd_shadow.api.v1 import admin_pb2 as admin
@@ -216,7 +217,7 @@ def test_so_many_failing_links_are_remembered_and_no_more() -> None:
     known = Links(w.cluster.config.links, lambda *_: None)
     prefill, decode = w.instance("a-p0"), w.instance("a-d0")
     for number in range(LINKS_KEPT + 5):
-        decode.name = f"d{number}"
+        decode.ref = InstanceRef(f"d{number}", "1")
         known.failed(0.0, prefill, decode, None)
     assert len(known) == LINKS_KEPT
     assert known.get(prefill, decode) is not None
