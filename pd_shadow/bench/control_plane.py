@@ -281,8 +281,21 @@ async def _cycle_over(stub: Any, session: SessionKey, model: str, client: list[f
 def measure_memory(plan: Plan) -> float:
     """Resident bytes per session that has called two models, in a fresh process."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(resident_per_session, (plan.memory_sessions, plan.instances))
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send_resident, args=(theirs, plan), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        return float(ours.recv())
+    except EOFError:
+        raise RuntimeError("the process whose memory is measured ended early") from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_resident(pipe: Connection, plan: Plan) -> None:
+    pipe.send(resident_per_session(plan.memory_sessions, plan.instances))
 
 
 def resident_per_session(sessions: int, instances: int) -> float:
