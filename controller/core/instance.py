@@ -190,7 +190,7 @@ class Instance:
 
     @property
     def pending_prefill_tokens(self) -> int:
-        return sum(self.prefill_calls.values()) if self.prefill_calls else 0
+        return sum(self.prefill_calls.values())
 
     @property
     def busy(self) -> bool:

@@ -85,19 +85,17 @@ def place_decode(
     One that `pairs`, if any does.
     """
     sticky = registry.live(binding.decode) if binding else None
-    if pairs is None and sticky is not None and sticky.ready:
-        chosen = sticky
-    else:
+    chosen = sticky if pairs is None and sticky is not None and sticky.ready else None
+    if chosen is None:
         found = registry.ready(model, pb.ROLE_DECODE)
         if not found:
             return None
         fit = [instance for instance in found if pairs(instance)] if pairs else found
         ready = fit or found
-        chosen = (
-            sticky
-            if sticky is not None and sticky in ready
-            else min(ready, key=lambda instance: (len(instance.decode_calls), instance.sessions, instance.name))
-        )
+        if sticky is not None and sticky in ready:
+            chosen = sticky
+        else:
+            chosen = min(ready, key=lambda instance: (len(instance.decode_calls), instance.sessions, instance.name))
     avoided = sticky is not None and pairs is not None and not pairs(sticky)
     bound = binding.decode if binding else None
     return Placed(chosen, _reason(registry, binding, bound, chosen, "decode", avoided=avoided))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from controller.config import DiscoveryConfig
 from controller.core.instance import (
     GONE,
-    READY,
     Facts,
     Instance,
     InstanceInput,
@@ -80,7 +79,6 @@ class Registry:
         instance = self._lives.get(name)
         if instance is not None and instance.alive and not instance.stream:
             self._end(instance, InstanceInput.LOST, changes)
-        self._models = None
         self._forget_gone()
         return changes
 
@@ -120,12 +118,7 @@ class Registry:
 
     def ready(self, model: str, *roles: pb.Role.ValueType) -> list[Instance]:
         self.models()
-        # `Instance.ready`, spelt out: every call looks at every instance of its model.
-        return [
-            i
-            for i in self._by_model.get(model, ())
-            if i.role in roles and i.state == READY and not (i.drained or i.leaving)
-        ]
+        return [i for i in self._by_model.get(model, ()) if i.role in roles and i.ready]
 
     def neighbours(self, instance: Instance) -> list[Instance]:
         """The other instances on the same hardware."""

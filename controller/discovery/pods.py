@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from controller.core.registry import Declared
 from controller.core.rejection import RejectedError, invalid_field
 from controller.discovery.roles import ROLES
+from pd_shadow.common.address import join_address
 
 ROLE = "pdshadow.dev/role"
 MODEL = "pdshadow.dev/model"
@@ -89,8 +90,7 @@ class Pod:
             raise invalid_field(where, f"annotation {PORT} is {self.port[:32]!r}; make it a port, 1 to 65535")
         if len(self.hardware) > _MAX_HARDWARE or not self.hardware.isprintable():
             raise invalid_field(where, f"annotation {HARDWARE} must be at most {_MAX_HARDWARE} printable characters")
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return Declared(name, self.model, ROLES[self.role], f"http://{host}:{port}", self.hardware)
+        return Declared(name, self.model, ROLES[self.role], f"http://{join_address(self.address, port)}", self.hardware)
 
 
 class Target(NamedTuple):

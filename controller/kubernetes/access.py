@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.config import KubernetesConfig
+from pd_shadow.common.address import join_address
 
 # Where the kubelet puts the service account of a pod.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -41,7 +42,7 @@ class Access:
                     "discovery.kubernetes.api_server: this process runs outside a Kubernetes cluster; "
                     "set the URL of the API server, or of `kubectl proxy`"
                 )
-            url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+            url = f"https://{join_address(host, port)}"
             ca_file = ca_file or service_account / "ca.crt"
         for field, path in (("token_file", config.token_file), ("ca_file", ca_file)):
             if path is not None and not path.is_file():

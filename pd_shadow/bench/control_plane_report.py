@@ -1,14 +1,15 @@
 """The figures of the control plane's benchmark: as data, and as a table."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from pd_shadow.bench.control_plane import Core, Plan, Served
+from pd_shadow.common.figures import percentile
 
 Figures = dict[str, Any]
 DECISIONS_LEAST = 50_000.0
@@ -24,6 +25,7 @@ def build(plan: Plan, core: Core, served: Sequence[Served], bytes_per_session: f
     client = {name: _spread([_ms(one.client_s, q) for one in served]) for name, q in _PERCENTILES.items()}
     ratio = _spread([long / short for short, long in zip(core.short_begin_s, core.long_begin_s, strict=True)])
     decisions = _spread(core.decisions_per_s)
+    cycles = _spread([one.calls_per_s for one in served])
     return {
         "config": dataclasses.asdict(plan),
         "seed": plan.seed,
@@ -32,14 +34,14 @@ def build(plan: Plan, core: Core, served: Sequence[Served], bytes_per_session: f
         "begin_call_client_ms": {name: spread["median"] for name, spread in client.items()},
         "bytes_per_session": bytes_per_session,
         "length_ratio": ratio["median"],
-        "calls_per_s": _spread([one.calls_per_s for one in served])["median"],
+        "calls_per_s": cycles["median"],
         "calls_left": sum(one.calls_left for one in served),
         "spread": {
             "decisions_per_s": decisions,
             "begin_call_ms": inside,
             "begin_call_client_ms": client,
             "length_ratio": ratio,
-            "calls_per_s": _spread([one.calls_per_s for one in served]),
+            "calls_per_s": cycles,
         },
         "verdicts": {
             "decisions_per_s": decisions["median"] >= DECISIONS_LEAST,
@@ -55,13 +57,12 @@ def build(plan: Plan, core: Core, served: Sequence[Served], bytes_per_session: f
 _PERCENTILES = {"p50": 50, "p99": 99}
 
 
-def _ms(seconds: Sequence[float], percentile: float) -> float:
-    return 1e3 * float(np.percentile(seconds, percentile))
+def _ms(seconds: Sequence[float], share: float) -> float:
+    return 1e3 * percentile(sorted(seconds), share)
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    low, middle, high = (float(value) for value in np.percentile(values, [0, 50, 100]))
-    return {"lowest": low, "median": middle, "highest": high}
+    return {"lowest": min(values), "median": statistics.median(values), "highest": max(values)}
 
 
 def render(figures: Figures, console: Console) -> None:
@@ -70,10 +71,12 @@ def render(figures: Figures, console: Console) -> None:
     for name in ("Figure", "Median", "Lowest to highest", "Bar", "Met"):
         table.add_column(name, justify="left" if name == "Figure" else "right")
 
+    def met(verdict: str) -> str:
+        return "yes" if verdicts[verdict] else "[bold red]no[/bold red]"
+
     def row(name: str, found: dict[str, float], form: str, bar: str = "", verdict: str = "") -> None:
-        met = ("yes" if verdicts[verdict] else "[bold red]no[/bold red]") if verdict else ""
         span = f"{found['lowest']:{form}} to {found['highest']:{form}}"
-        table.add_row(name, f"{found['median']:{form}}", span, bar, met)
+        table.add_row(name, f"{found['median']:{form}}", span, bar, met(verdict) if verdict else "")
 
     inside, client = spread["begin_call_ms"], spread["begin_call_client_ms"]
     row("decisions/s, core alone", spread["decisions_per_s"], ",.0f", f"≥ {DECISIONS_LEAST:,.0f}", "decisions_per_s")
@@ -88,7 +91,7 @@ def render(figures: Figures, console: Console) -> None:
         f"{figures['bytes_per_session']:,.0f}",
         "",
         f"≤ {BYTES_MOST:,.0f}",
-        "yes" if verdicts["bytes_per_session"] else "[bold red]no[/bold red]",
+        met("bytes_per_session"),
     )
     console.print(table)
     console.print(f"Calls left in the ledger at the end: {figures['calls_left']}", highlight=False)

@@ -24,8 +24,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # click would look for what was meant among commands that are there already, and here none is.
         name = args[0]
-        near = nearest(name, self._lazy, cutoff=0.6)
-        if near not in (None, name) and not name.startswith("-") and not ctx.resilient_parsing:
+        unknown = name not in self._lazy and not name.startswith("-") and not ctx.resilient_parsing
+        near = nearest(name, self._lazy, cutoff=0.6) if unknown else None
+        if near is not None:
             ctx.fail(f"No such command {name!r}; did you mean {near!r}?")
         return super().resolve_command(ctx, args)
 

@@ -25,6 +25,11 @@ def split_address(address: str) -> HostPort:
     return HostPort(found["ipv6"] or found["name"], int(found["port"]))
 
 
+def join_address(host: str, port: int | str) -> str:
+    """HOST:PORT of parts: an IPv6 address gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(address: str) -> bool:
     """Whether HOST:PORT is reachable from this machine alone; a host name other than localhost counts as not."""
     try:

@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pd_shadow.api.v1 import common_pb2
-from pd_shadow.common.address import is_loopback, split_address
+from pd_shadow.common.address import is_loopback, join_address, split_address
 from pd_shadow.common.controller_access import ControllerAccess
 from pd_shadow.common.credential_files import CredentialError
 from pd_shadow.common.logs import get_logger
@@ -95,7 +95,7 @@ class Gateway:
         await web.TCPSite(self._runner, host or None, port, ssl_context=self._tls).start()
         bound = self._runner.addresses[0]
         scheme = "https" if self._tls else "http"
-        url = f"{scheme}://[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{scheme}://{bound[0]}:{bound[1]}"
+        url = f"{scheme}://{join_address(bound[0], bound[1])}"
         self._warn_about_open_doors()
         log.info("gateway_ready", url=url, controller=self.config.controller, gateway_id=self.controller.gateway_id)
         return url

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pd_shadow.common.address import Address
+from pd_shadow.common.address import Address, join_address
 from pd_shadow.common.config import Config, ConfigError, parse
 from pd_shadow.common.tls import ClientTls
 from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role
@@ -170,8 +170,7 @@ class EmulatedEngine(Config):
 
     def url_at(self, port: int) -> str:
         """Where gateways reach the engine that listens on that port."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return (self.advertised_url or f"http://{host}:{port}").rstrip("/")
+        return (self.advertised_url or f"http://{join_address(self.host, port)}").rstrip("/")
 
     def attached_to(self, attach: AttachTo | None, port: int) -> PluginSettings:
         """The plugin's settings of this engine, its reporter among them."""

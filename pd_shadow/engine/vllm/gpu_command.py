@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from pd_shadow.common.address import Address
+from pd_shadow.common.address import Address, join_address
 from pd_shadow.common.config import Config, ConfigError
 from pd_shadow.common.tls import ClientTls
 from pd_shadow.engine.settings import PluginSettings, ReporterSettings, Role
@@ -118,8 +118,7 @@ class GpuEngineCommand(Config):
     @property
     def url(self) -> str:
         """Base URL of the OpenAI-compatible server, as others reach it."""
-        host = self.address or "127.0.0.1"
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"http://{join_address(self.address or '127.0.0.1', self.port)}"
 
     def check(self) -> list[str]:
         """What is wrong with this engine beyond its document, one sentence each; empty when nothing is."""

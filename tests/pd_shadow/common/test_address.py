@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pd_shadow.common.address import Address, ListenAddress, is_loopback, split_address
+from pd_shadow.common.address import Address, ListenAddress, is_loopback, join_address, split_address
 from pd_shadow.common.config import Config, ConfigError, parse
 
 
@@ -26,6 +26,7 @@ class Both(Config):
 )
 def test_a_whole_address_is_good_for_both(address: str, host: str, port: int) -> None:
     assert split_address(address) == (host, port)
+    assert join_address(host, port) == address
     both = parse(Both, {"controller": address, "listen": address})
     assert (both.controller, both.listen) == (address, address)
 
